@@ -67,7 +67,7 @@ IMPORTS_LATE = {
     "streamload.feeder.process",
     "streamload.workers.worker_start",
     "streamload.images.operations",
-    "streamload.pack.ray_pool",
+    "streamload.pack.pools",
     "streamload.storage.storages",
 }
 """The first lines of our processes, where what cannot wait comes before the rest of streamload; what every worker

@@ -35,8 +35,7 @@ from streamload.index.listing import Listing, Shard, ShardFinder, find_shards, l
 from streamload.index.shard_names import folder_and_name, shard_name
 from streamload.index.streamed_table import ReadShard, differences, read_shard, scan_local
 from streamload.pack.output import Progress, UsageError, say, shown_bytes
-from streamload.pack.processes import Pool
-from streamload.pack.ray_pool import open_pool
+from streamload.pack.pools import Pool, open_pool
 from streamload.sampling.expression import CLASS_NAME, FRACTION
 from streamload.sampling.selection import Selection
 from streamload.storage.protocol import UNKNOWN_BYTES, WEB, protocol_of

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Self
+from shutil import get_terminal_size
+from typing import Self
 
 from streamload.text import printable
 
-if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
-
-_LINE_INTERVAL_S, _BAR_INTERVAL_S = 5.0, 0.1
+_LINE_INTERVAL_S, _TERMINAL_INTERVAL_S = 5.0, 0.1
 
 
 class UsageError(ValueError):
@@ -45,54 +43,37 @@ def shown_time(seconds: float) -> str:
 
 
 class Progress:
-    """Report progress on standard error; as a context manager, it restores the terminal."""
+    """Report progress on standard error: a line every five seconds, or a line that changes on a terminal."""
 
     def __init__(self, label: str, total: int, unit: str) -> None:
         self._label, self._total, self._unit = label, total, unit
         self._done = self._bytes = 0
         self._start = self._last = time.monotonic()
-        self._bar = _bar() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else None
-        self._task = None if self._bar is None else self._bar.add_task(label, total=total, rates="")
+        self._is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def advance(self, items: int, item_bytes: int) -> None:
         """Add finished items and bytes."""
         self._done += items
         self._bytes += item_bytes
-        now = time.monotonic()
-        if now - self._last < (_LINE_INTERVAL_S if self._bar is None else _BAR_INTERVAL_S):
-            return
-        self._last = now
-        if self._bar is None:
-            self._write_line(now)
-        elif self._task is not None:
-            self._bar.update(self._task, completed=self._done, rates=self._rates(now))
+        if time.monotonic() - self._last >= (_TERMINAL_INTERVAL_S if self._is_terminal else _LINE_INTERVAL_S):
+            self._write("" if self._is_terminal else "\n")
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-        elif kind is None:
-            self._write_line(time.monotonic())
+        if kind is None or self._is_terminal:
+            self._write("\n")
 
-    def _write_line(self, now: float) -> None:
-        left_s = (self._total - self._done) * (now - self._start) / max(self._done, 1)
-        tail = f", {shown_time(left_s)} left" if 0 < self._done < self._total else ""
-        count = f"{self._done:,} of {self._total:,} {self._unit}"
-        print(f"{self._label}: {count}, {self._rates(now)}{tail}", file=sys.stderr, flush=True)
-
-    def _rates(self, now: float) -> str:
-        spent_s = max(now - self._start, 1e-9)
-        byte_rate = f", {shown_bytes(self._bytes / spent_s)}/s" if self._bytes else ""
-        return f"{self._done / spent_s:,.0f} {self._unit}/s{byte_rate}"
-
-
-def _bar() -> RichProgress:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rates]}"))
-    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    def _write(self, end: str) -> None:
+        self._last = time.monotonic()
+        spent_s = max(self._last - self._start, 1e-9)
+        line = (
+            f"{self._label}: {self._done:,} of {self._total:,} {self._unit}, {self._done / spent_s:,.0f} {self._unit}/s"
+        )
+        line += f", {shown_bytes(self._bytes / spent_s)}/s" if self._bytes else ""
+        if 0 < self._done < self._total:
+            line += f", {shown_time((self._total - self._done) * spent_s / self._done)} left"
+        if self._is_terminal:
+            line = f"\r{line[: get_terminal_size().columns - 1]}\033[K"
+        print(line, end=end, file=sys.stderr, flush=True)

@@ -22,8 +22,7 @@ from streamload.index.listing import Listing
 from streamload.pack.calling import Decode, PackCalls, SourceShard, mapped_samples
 from streamload.pack.output import UsageError
 from streamload.pack.planning import Span, estimated_spans, numbered, shard_spans
-from streamload.pack.processes import Pool
-from streamload.pack.ray_pool import pickled_by_value
+from streamload.pack.pools import Pool, pickled_by_value
 from streamload.pack.run import pack_into
 from streamload.pack.tasks import ANY_NAMES, NUMBERED, Record, Target, Task, digest_of
 from streamload.sampling.mixture import Portion

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.pack.output import UsageError
-from streamload.pack.processes import Pool
+from streamload.pack.pools import Pool
 from streamload.pack.sources.source import SPLIT_NAME, Source, SourceSample
 from streamload.pack.tasks import Work, measure
 from streamload.tar.header_chain import BLOCK_BYTES

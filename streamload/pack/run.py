@@ -22,8 +22,7 @@ from streamload.index.listing import ShardFinder
 from streamload.index.shard_names import PACKING_FOLDER, SHARDIFY, write_mark
 from streamload.limits import SMALL_REQUESTS
 from streamload.pack.output import Progress, UsageError, say
-from streamload.pack.processes import Pool, processes
-from streamload.pack.ray_pool import open_pool
+from streamload.pack.pools import Pool, open_pool, processes
 from streamload.pack.tasks import Record, Target, Task, read_record, run_task
 from streamload.storage.protocol import ShardInfo, escaped, same_etag
 from streamload.text import counted

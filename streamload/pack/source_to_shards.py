@@ -17,10 +17,10 @@ import numpy as np
 from streamload.errors import without_secrets
 from streamload.pack.output import UsageError, say, shown_bytes, shown_time
 from streamload.pack.planning import estimated_spans, numbered, planned_parts, sample_bytes, shard_spans
-from streamload.pack.processes import Pool
+from streamload.pack.pools import Pool
 from streamload.pack.resizing import Resizing
 from streamload.pack.run import pack_into
-from streamload.pack.sources.arrays import ARRAYS_EXTENSIONS, OpenArrays, row_content, rows_of_arrays
+from streamload.pack.sources.arrays import ARRAYS_EXTENSIONS, open_arrays, row_content, rows_of_arrays
 from streamload.pack.sources.folders import samples_of_folder, walk
 from streamload.pack.sources.loading import load
 from streamload.pack.sources.source import (
@@ -50,6 +50,7 @@ _LABELS_NAMES = ("labels.json", *(f"labels{extension}" for extension in TABLE_EX
 _COLUMNS = {"path_column", "text_column", "label_column", "labels_as_names", "keep_columns", "split_column"}
 
 
+@open_arrays()
 def source_to_shards(
     source: str,
     options: SourceOptions,
@@ -203,13 +204,12 @@ class PackFiles:
     def __call__(self, append: Append) -> Sequence[Fault]:
         """Append all samples without faulty files."""
         faults: list[Fault] = []
-        arrays: OpenArrays = {}
         for sample in self.samples:
             fields: list[tuple[str, bytes]] = []
             wrong: list[Fault] = []
             for member in sample.members:
                 if isinstance(member, ArrayRow):
-                    fields.append((member.field, row_content(member, arrays)))
+                    fields.append((member.field, row_content(member)))
                     continue
                 try:
                     field, data = member.field or "", load(member)

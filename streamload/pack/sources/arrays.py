@@ -10,6 +10,8 @@ import os
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -29,9 +31,6 @@ _LABEL_NAMES = ("y", "label", "labels")
 _LONGEST_HEADER = 10_012
 _LENGTHS_AT = 26  # in a zip's local header
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, struct.error, ValueError)
-
-
-OpenArrays = dict[str, dict[str, NDArray[Any]]]  # by file and name
 
 
 def rows_of_arrays(path: str, options: SourceOptions) -> Source:
@@ -70,13 +69,18 @@ def rows_of_arrays(path: str, options: SourceOptions) -> Source:
     return samples_of_table(Table(path, columns, lambda row: f"row {row}"), options)
 
 
-def row_content(row: ArrayRow, opened: OpenArrays) -> bytes:
+@contextmanager
+def open_arrays() -> Iterator[None]:
+    """Close the files of arrays at the end of a run."""
+    try:
+        yield
+    finally:
+        _arrays_in.cache_clear()
+
+
+def row_content(row: ArrayRow) -> bytes:
     """Return the npy file of a row. Raises OSError, and StreamloadError if the arrays' file changed."""
-    if row.path not in opened:
-        if _version(row.path) != row.version:
-            raise StreamloadError(f"{row.path!r} changed while it was packed; run the same command again")
-        opened[row.path] = _arrays_in(row.path, row.version)
-    values = np.asarray(opened[row.path][row.array][row.row])
+    values = np.asarray(_arrays_in(row.path, row.version)[row.array][row.row])
     return _row_header(values.dtype, values.shape) + values.tobytes()
 
 
@@ -92,41 +96,34 @@ def _row_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return encode_field("npy", row)[: -row.nbytes or None]
 
 
+@lru_cache(maxsize=1)
 def _arrays_in(path: str, version: tuple[int, int]) -> dict[str, NDArray[Any]]:
-    lower = path.lower()
+    """Return the arrays by name, cached for the tasks of a process."""
+    if _version(path) != version:
+        raise StreamloadError(f"{path!r} changed while it was packed; run the same command again")
+    arrays: dict[str, NDArray[Any]] = {}
     try:
-        if lower.endswith(".npz"):
-            with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
-                arrays = {
-                    entry.filename.removesuffix(".npy"): _stored(path, file, entry)
-                    if entry.compress_type == zipfile.ZIP_STORED
-                    else _decompressed(path, entry.filename, version)
-                    for entry in archive.infolist()
-                }
-        elif lower.endswith(".npy"):
-            with open(path, "rb") as file:
-                arrays = {"": _mapped(path, file, 0)}
-        else:
+        if path.lower().endswith((".pt", ".pth")):
             arrays = _tensors(path)
+        elif path.lower().endswith(".npy"):
+            with open(path, "rb") as file:
+                arrays[""] = _mapped(path, file, 0)
+        else:
+            with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+                for entry in archive.infolist():
+                    name = entry.filename.removesuffix(".npy")
+                    if entry.compress_type == zipfile.ZIP_STORED:
+                        file.seek(entry.header_offset + _LENGTHS_AT)
+                        name_bytes, extra_bytes = struct.unpack("<2H", file.read(4))
+                        arrays[name] = _mapped(path, file, file.tell() + name_bytes + extra_bytes)
+                    else:
+                        with archive.open(entry) as member:
+                            arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
     except _DAMAGED as exc:
         raise UsageError(f"{path!r} cannot be read as arrays: {exc}") from exc
     if not arrays:
         raise UsageError(f"{path!r} holds no array; there is nothing to pack")
     return arrays
-
-
-def _stored(path: str, file: io.BufferedReader, entry: zipfile.ZipInfo) -> NDArray[Any]:
-    file.seek(entry.header_offset + _LENGTHS_AT)
-    name_bytes, extra_bytes = struct.unpack("<2H", file.read(4))
-    return _mapped(path, file, file.tell() + name_bytes + extra_bytes)
-
-
-@lru_cache(maxsize=16)
-def _decompressed(path: str, name: str, version: tuple[int, int]) -> NDArray[Any]:
-    del version
-    with zipfile.ZipFile(path) as archive, archive.open(name) as member:
-        array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
-        return array
 
 
 def _mapped(path: str, file: io.BufferedReader, offset: int) -> NDArray[Any]:

@@ -7,6 +7,7 @@ import os
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -24,7 +25,7 @@ SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # also the name of a fol
 
 _SOUNDS = ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac")
 _LABEL_LIMIT = 1 << 63
-_WHOLE = re.compile(r"-?(?:0|[1-9][0-9]{0,30})(?:\.0+)?")
+_CODE = re.compile(r"\s*[+-]?0[0-9]|.*_")  # 01 and 1_2 are names
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _NO_NAME = re.compile(r"[^a-z0-9_-]+")
 
@@ -212,7 +213,7 @@ def numbered_labels(
             if large := [number for number in whole if not -_LABEL_LIMIT <= number < _LABEL_LIMIT]:
                 raise UsageError(f"the label {large[0]} is too large; a label has 64 bits, one of them for its sign")
             return whole, None
-        if 2 * sum(map(is_number, labels)) > len(labels):
+        if 2 * sum(number_of(label) is not None for label in labels) > len(labels):
             position = numbers.index(None)
             raise UsageError(
                 f"{where(position)} is {labels[position]!r}, and most labels are numbers; correct it, or give "
@@ -224,19 +225,16 @@ def numbered_labels(
     return numbers_of_classes(names, classes, where), classes
 
 
+def number_of(value: object) -> int | float | None:
+    """Return a number, also that of a text; None for others. A text with a leading zero, as in `01`, is a name."""
+    if isinstance(value, str) and not _CODE.match(value):
+        for kind in (int, float):
+            with suppress(ValueError):
+                return kind(value)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
 def whole_number(value: object) -> int | None:
     """Return 7 for 7, 7.0, `7` and `7.0`, and None for `07`, 7.5 and other values."""
-    if isinstance(value, str):
-        return int(value.partition(".")[0]) if _WHOLE.fullmatch(value) else None
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def is_number(value: object) -> bool:
-    """Return True for numbers and their texts; digits after a leading zero, as in `01`, are a name."""
-    try:
-        float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return False
-    return not isinstance(value, str) or not re.match(r"\s*[+-]?0[0-9]", value)
+    number = number_of(value)
+    return int(number) if number is not None and number % 1 == 0 else None

@@ -7,8 +7,8 @@ import datetime
 import decimal
 import io
 import json
+import math
 import os
-import re
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ from streamload.pack.sources.source import (
     field_prefix,
     file_at,
     is_data,
-    is_number,
+    number_of,
     numbered_labels,
     unique_key,
     whole_number,
@@ -88,15 +88,11 @@ def samples_of_table(table: Table, options: SourceOptions, root: str | None = No
     root = os.path.dirname(table.path) if root is None else root
     notes: list[str] = []
     file_columns, label, text_columns, rest = _choose(table, options, notes)
-    others = [name for name in table.columns if name not in (*file_columns, label, *text_columns)]
-    if options.split_column is None and (split := _usual(others, ("split",))):
-        notes.append(f"{_quoted([split])} may name splits: --split-column {split} packs each into a folder of its own")
-    if options.keep_columns and not rest:
-        notes.append("--keep-columns has no effect: all columns are used without it")
     labels, classes = _labels(table, label, options)
-    rows = len(labels)
-    used = {LABEL_FIELD} if label is not None else set()
-    used |= {COLUMNS_FIELD} if rest else set()
+    rows = range(len(labels))
+    used = ({LABEL_FIELD} if label is not None else set()) | ({COLUMNS_FIELD} if rest else set())
+    values: list[list[tuple[str, bytes]]] = [[] for _ in rows]
+    members: list[list[SourceFile | ArrayRow]] = [[] for _ in rows]
 
     def prefix(column: str, fields: set[str]) -> str:
         """Return the prefix that tells these fields from all others."""
@@ -106,33 +102,30 @@ def samples_of_table(table: Table, options: SourceOptions, root: str | None = No
         used.update(before + field for field in fields)
         return before
 
-    members: list[list[SourceFile | ArrayRow]] = [[] for _ in range(rows)]
-    values: list[list[tuple[str, bytes]]] = [[] for _ in range(rows)]
     have_paths = bool(file_columns) and isinstance(table.first(file_columns[0]), str)
-    for number, name in enumerate(file_columns):
-        may_lack = number > 0 or not have_paths
-        column = [
-            _file(value, root, partial(table.where, row, name), may_lack=may_lack)
-            for row, value in enumerate(table.columns[name])
-        ]
-        before = prefix(name, {file.field for file in column if file is not None and file.field is not None})
-        for row, file in enumerate(column):
+    for name in file_columns:
+        may_lack = name != file_columns[0] or not have_paths
+        files = [_file(table, row, name, root, may_lack=may_lack) for row in rows]
+        before = prefix(name, {file.field for file in files if file is not None and file.field is not None})
+        for row, file in enumerate(files):
             if file is not None:
                 members[row].append(file._replace(field=before + file.field) if before and file.field else file)
     for name in text_columns:
         field = prefix(name, {"txt"}) + "txt"
-        for row, text in _texts(table, name):
-            values[row].append((field, text))
+        for row in rows:
+            if (text := table.columns[name][row]) not in (None, ""):
+                values[row].append((field, _content(table, row, name, text)))
     columns = {name: _numbers(table, name, notes) if table.is_text else table.columns[name] for name in rest}
-    for row in range(rows) if rest else ():
-        values[row].append((COLUMNS_FIELD, _json(table, row, columns)))
+    for row in rows if rest else ():
+        record = {name: None if column[row] != column[row] else column[row] for name, column in columns.items()}  # NaN
+        values[row].append((COLUMNS_FIELD, _content(table, row, ", ".join(columns), record)))
 
-    samples = []
-    keys: set[str] = set()
-    for row in range(rows):
-        stem = str(table.columns[file_columns[0]][row]).strip() if have_paths else None
-        key = f"{row:09d}" if stem is None else unique_key(stem.removesuffix(f".{extension_of(stem)}"), keys)
-        samples.append(SourceSample(key, tuple(members[row]), labels[row], tuple(values[row])))
+    keys: list[str] = [f"{row:09d}" for row in rows]
+    if have_paths:
+        used_keys: set[str] = set()
+        paths = [str(path).strip() for path in table.columns[file_columns[0]]]
+        keys = [unique_key(path.removesuffix(f".{extension_of(path)}"), used_keys) for path in paths]
+    samples = [SourceSample(keys[row], tuple(members[row]), labels[row], tuple(values[row])) for row in rows]
     parts = None if options.split_column is None else _parts(table, options.split_column)
     return Source(tuple(samples), classes, tuple(notes), parts)
 
@@ -152,20 +145,14 @@ def _labels(
 def _choose(
     table: Table, options: SourceOptions, notes: list[str]
 ) -> tuple[list[str], str | None, list[str], list[str]]:
-    single = (options.label_column, options.split_column)
-    named = [*options.path_column, *options.text_column, *(name for name in single if name is not None)]
-    for name in named:
-        if name not in table.columns:
-            raise UsageError(f"{table.path!r} has no column {name!r}; its columns are {listed(list(table.columns))}")
-        if named.count(name) > 1:
-            raise UsageError(f"{table.path!r}: the column {name!r} is named twice; a column has one meaning")
-    free = [name for name in table.columns if name not in named]
-    stored = [name for name in free if _is_stored(table.first(name))]
+    """Return the columns of files, of the label, of texts, and those for json."""
     files, texts, label = [*options.path_column], [*options.text_column], options.label_column
+    free = _not_named(table, [*files, *texts, label, options.split_column])
     if not files and (path := _usual([name for name in free if _is_path(table, name)], _PATH_NAMES)):
         files = [path]
+        free.remove(path)
     has_paths = any(isinstance(table.first(name), str) for name in files)
-    free = [name for name in free if name not in files]
+    stored = [name for name in free if _is_stored(table.first(name))]
     if label is None and (usual := _usual([name for name in free if name not in stored], _LABEL_NAMES)):
         if _are_labels(table.columns[usual]):
             label = usual
@@ -174,25 +161,39 @@ def _choose(
             notes.append(
                 f"column {usual!r} holds no classes or whole numbers, so it is no label; --label-column makes it one"
             )
-    rest = []
-    if options.keep_columns or not has_paths or not (label or texts or len(files) > 1):
-        files += [name for name in stored if name in free]
-        free = [name for name in free if name not in files]
-        if not options.keep_columns and not texts:
-            strings = [name for name in free if isinstance(table.first(name), str) and not is_number(table.first(name))]
-            text = _usual(strings, _TEXT_NAMES) or (strings[0] if strings and strings == free else None)
-            texts = [text] if text is not None else []
-        rest = [name for name in free if name not in texts]
+    keeps_rest = options.keep_columns or not has_paths or not (label or texts or len(files) > 1)
+    if keeps_rest:
+        files += [name for name in free if name in stored]
+        free = [name for name in free if name not in stored]
+        strings = [name for name in free if isinstance(first := table.first(name), str) and number_of(first) is None]
+        if strings and not options.keep_columns and not texts:
+            text = _usual(strings, _TEXT_NAMES) or (strings[0] if strings == free else None)
+            texts = [] if text is None else [text]
+            free = [name for name in free if name not in texts]
     elif free:
         notes.append(f"left out: {_quoted(free)}; --keep-columns stores other columns as json")
+    rest = free if keeps_rest else []
     if not (files or texts or rest):
         raise UsageError(f"{table.path!r} holds labels alone; there is nothing else to pack")
-    uses = [f"files are {_quoted(files)}"] if files else ["no column holds paths or files"]
-    uses += [f"texts are {_quoted(texts)}"] if texts else []
-    uses += [f"json holds {_quoted(rest)}"] if rest else []
-    uses += [f"labels are {_quoted([label])}" if label is not None else "there are no labels"]
-    notes.append("; ".join(uses))
+    uses = {"files are": files, "texts are": texts, "json holds": rest, "labels are": [] if label is None else [label]}
+    missing = {"files are": "no column holds paths or files", "labels are": "there are no labels"}
+    said = (f"{use} {_quoted(columns)}" if columns else missing.get(use) for use, columns in uses.items())
+    notes.append("; ".join(filter(None, said)))
+    if options.split_column is None and (split := _usual(free, ("split",))):
+        notes.append(f"{_quoted([split])} may name splits: --split-column {split} packs each into a folder of its own")
+    if options.keep_columns and not rest:
+        notes.append("--keep-columns has no effect: all columns are used without it")
     return files, label, texts, rest
+
+
+def _not_named(table: Table, named: Sequence[str | None]) -> list[str]:
+    """Return the columns that no option names. Raises UsageError for one that does not exist or is named twice."""
+    for name in named:
+        if name is not None and name not in table.columns:
+            raise UsageError(f"{table.path!r} has no column {name!r}; its columns are {listed(list(table.columns))}")
+        if name is not None and named.count(name) > 1:
+            raise UsageError(f"{table.path!r}: the column {name!r} is named twice; a column has one meaning")
+    return [name for name in table.columns if name not in named]
 
 
 def _usual(names: Sequence[str], usual: Sequence[str]) -> str | None:
@@ -214,7 +215,7 @@ def _is_path(table: Table, name: str) -> bool:
 
 def _are_labels(values: Sequence[object]) -> bool:
     """Return True if half of the values are whole numbers or texts, and most texts repeat."""
-    texts = [value for value in values if isinstance(value, str) and not is_number(value)]
+    texts = [value for value in values if isinstance(value, str) and number_of(value) is None]
     labels = len(texts) + sum(whole_number(value) is not None for value in values)
     return 2 * labels >= len(values) and (len(values) <= 20 or 2 * len(set(texts)) <= len(values))
 
@@ -225,21 +226,22 @@ def _is_stored(value: Any) -> bool:
     )
 
 
-def _file(value: Any, root: str, where: Callable[[], str], *, may_lack: bool) -> SourceFile | ArrayRow | None:
-    """Return the file that a table's value holds or names; None if it `may_lack` one. Raises UsageError."""
+def _file(table: Table, row: int, name: str, root: str, *, may_lack: bool) -> SourceFile | ArrayRow | None:
+    """Return the file that a value holds or names; None if it `may_lack` one. Raises UsageError."""
+    value = table.columns[name][row]
     if isinstance(value, ArrayRow):
         return value
     stored = {"bytes": value} if isinstance(value, bytes) else value if _is_stored(value) else {"path": value}
     content, path = stored.get("bytes"), stored.get("path")
     if content is not None:
         extension = (extension_of(path) if isinstance(path, str) else "") or _extension_by_content(content)
-        return SourceFile(where(), field_named(extension), content=content, size=len(content))
+        return SourceFile(table.where(row, name), field_named(extension), content=content, size=len(content))
     if isinstance(path, str) and path.strip() and "\0" not in path:
         path = os.path.join(root, path.strip())
         return file_at(path, field_named(extension_of(path)))
     if may_lack and path in (None, ""):
         return None
-    raise UsageError(f"{where()} holds {reprlib.repr(value)}, which is no path of a file")
+    raise UsageError(f"{table.where(row, name)} holds {reprlib.repr(value)}, which is no path of a file")
 
 
 def _extension_by_content(content: bytes) -> str:
@@ -248,46 +250,35 @@ def _extension_by_content(content: bytes) -> str:
     return next((extension for signature, extension in _SIGNATURES if content.startswith(signature)), "bin")
 
 
-def _texts(table: Table, name: str) -> Iterator[tuple[int, bytes]]:
-    for row, value in enumerate(table.columns[name]):
-        text = str(value) if type(value) in (int, float) else value
-        if text is not None and not isinstance(text, str):
-            raise UsageError(
-                f"{table.where(row, name)} holds {reprlib.repr(value)}, which is no text; --keep-columns stores lists "
-                "and the like as json"
-            )
-        if text:
-            yield row, text.encode("utf-8", "surrogatepass")
-
-
 def _numbers(table: Table, name: str, notes: list[str]) -> list[Any]:
-    """Convert a column of texts to numbers or None (empty, nan) if it has nothing else; note a single odd value."""
+    """Convert a column of texts to numbers (empty: nan) if it holds nothing else; note a single odd value."""
     values = table.columns[name]
-    known = [row for row, value in enumerate(values) if value.strip().lower() not in ("", "nan")]
-    odd = [row for row in known if not is_number(values[row]) or "inf" in values[row].lower()]
+    numbers = [number_of(value if value.strip() else "nan") for value in values]
+    known = [number for number in numbers if number == number]  # noqa: PLR0124
+    odd = [row for row, number in enumerate(numbers) if number is None or math.isinf(number)]
+    if odd and 2 * len(odd) < len(known):
+        notes.append(f"{table.where(odd[0], name)} is {values[odd[0]]!r}, so all of the column is stored as text")
     if odd or not known:
-        if 2 * len(odd) < len(known):
-            notes.append(f"{table.where(odd[0], name)} is {values[odd[0]]!r}, so all of the column is stored as text")
         return values
-    convert = int if all(re.fullmatch(r"\s*-?\d+\s*", values[row]) for row in known) else float
-    return [None if value.strip().lower() in ("", "nan") else convert(value) for value in values]
+    if all(isinstance(number, int) for number in known):
+        return numbers
+    return [None if number is None else float(number) for number in numbers]
 
 
-def _json(table: Table, row: int, columns: dict[str, list[Any]]) -> bytes:
-    record = {name: None if column[row] != column[row] else column[row] for name, column in columns.items()}  # NaN
-    try:
-        text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=_plain)
-    except TypeError as exc:
-        where = table.where(row, listed(list(columns)))
-        raise UsageError(f"{where}: {exc}; leave the column out, or use pack") from exc
+def _content(table: Table, row: int, column: str, value: object) -> bytes:
+    """Return the bytes of a text, or the JSON of another value. Raises UsageError."""
+    text = value
+    if not isinstance(text, str):
+        try:
+            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
+        except TypeError as exc:
+            raise UsageError(f"{table.where(row, column)}: {exc}; leave the column out, or use pack") from exc
     return text.encode("utf-8", "surrogatepass")
 
 
 def _plain(value: object) -> str:
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    if isinstance(value, decimal.Decimal):
-        return str(value)
+    if isinstance(value, datetime.date | datetime.time | decimal.Decimal):
+        return str(value) if isinstance(value, decimal.Decimal) else value.isoformat()
     raise TypeError(f"JSON cannot hold {reprlib.repr(value)}")
 
 
@@ -317,16 +308,14 @@ def files_by_id(tree: Tree, labels: str, options: SourceOptions) -> Source:
             "--path-column and --label-column"
         )
     ids = [str(value).strip() for value in table.columns[id_column]]
-    own = os.path.realpath(labels)
+    own, known = os.path.realpath(labels), set(ids)
     files = [path for path in tree.files if os.path.realpath(os.path.join(tree.root, path)) != own]
     candidates = list(filter(is_data, files)) or files
-    known = set(ids)
     by_id: dict[str, str] = {}
     for path in candidates:
         name = path if path in known else path.removesuffix(f".{extension_of(path)}")
-        if name in by_id:
+        if by_id.setdefault(name, path) != path:
             raise UsageError(f"{by_id[name]!r} and {path!r} have one ID, {name!r}; remove or rename one of them")
-        by_id[name] = path
     for noun, complaint, names in (
         ("file", f"without a label in {labels!r}", by_id.keys() - known),
         ("ID", f"of {labels!r} without a file in {tree.root!r}", known - by_id.keys()),
@@ -334,13 +323,12 @@ def files_by_id(tree: Tree, labels: str, options: SourceOptions) -> Source:
     ):
         if names:
             raise UsageError(f"{counted(len(names), noun)} {complaint}: {listed(list(map(repr, sorted(names))))}")
-
-    table = table._replace(columns=table.columns | {id_column: [by_id[name] for name in ids]})
-    options = replace(options, path_column=(id_column,), label_column=label)
-    source = samples_of_table(table, options, tree.root)
     notes = [*tree.notes]
     if strays := len(files) - len(candidates):
         notes.append(f"skipped {counted(strays, 'file')} of other kinds than images, sound and arrays")
+    table = table._replace(columns=table.columns | {id_column: [by_id[name] for name in ids]})
+    options = replace(options, path_column=(id_column,), label_column=label)
+    source = samples_of_table(table, options, tree.root)
     return replace(source, notes=(*notes, *source.notes))
 
 
@@ -349,20 +337,10 @@ def open_table(path: str) -> Table:
 
     A CSV whose first line contains the path of an existing file has no header; its columns are path, label, 3, 4, ...
     """
-    if path.lower().endswith(".parquet"):
-        return _read_parquet(path)
-    json_lines = path.lower().endswith((".jsonl", ".ndjson"))
-    try:
-        with open(path, encoding="utf-8-sig", newline="\n" if json_lines else "") as file:
-            text = file.read()
-    except UnicodeDecodeError as exc:
-        raise UsageError(f"{path!r} is not UTF-8 text ({exc.reason} at byte {exc.start}); save it as UTF-8") from exc
-    lines, rows = _json_lines(path, text) if json_lines else _separated_lines(path, text)
-    if not rows:
+    table = _read_parquet(path) if path.lower().endswith(".parquet") else _read_lines(path)
+    if not any(table.columns.values()):
         raise UsageError(f"{path!r} holds no row; there is nothing to pack")
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: [row.get(name) for row in rows] for name in names}
-    return Table(path, columns, lambda row: f"line {lines[row]}", is_text=not json_lines)
+    return table
 
 
 def _read_parquet(path: str) -> Table:
@@ -376,13 +354,24 @@ def _read_parquet(path: str) -> Table:
             columns = file.read(use_threads=False).to_pydict()
     except (ValueError, OSError) as exc:
         raise UsageError(f"{path!r} cannot be read as parquet: {exc}") from exc
-    if not any(columns.values()):
-        raise UsageError(f"{path!r} holds no row; there is nothing to pack")
     return Table(path, columns, lambda row: f"row {row + 1}")
 
 
-def _json_lines(path: str, text: str) -> tuple[list[int], list[dict[str, Any]]]:
-    lines, rows = [], []
+def _read_lines(path: str) -> Table:
+    is_json = path.lower().endswith((".jsonl", ".ndjson"))
+    try:
+        with open(path, encoding="utf-8-sig", newline="\n" if is_json else "") as file:
+            text = file.read()
+    except UnicodeDecodeError as exc:
+        raise UsageError(f"{path!r} is not UTF-8 text ({exc.reason} at byte {exc.start}); save it as UTF-8") from exc
+    rows = list((_json_rows if is_json else _separated_rows)(path, text))
+    lines = [line for line, _ in rows]
+    names = dict.fromkeys(name for _, row in rows for name in row)
+    columns = {name: [row.get(name) for _, row in rows] for name in names}
+    return Table(path, columns, lambda row: f"line {lines[row]}", is_text=not is_json)
+
+
+def _json_rows(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     for line, row in enumerate(text.split("\n"), start=1):
         if not row.strip():
             continue
@@ -392,30 +381,30 @@ def _json_lines(path: str, text: str) -> tuple[list[int], list[dict[str, Any]]]:
             raise UsageError(f"{path!r}, line {line}: not JSON ({exc})") from exc
         if not isinstance(record, dict):
             raise UsageError(f"{path!r}, line {line}: not a JSON object with columns")
-        lines.append(line)
-        rows.append(record)
-    return lines, rows
+        yield line, record
 
 
-def _separated_lines(path: str, text: str) -> tuple[list[int], list[dict[str, Any]]]:
+def _separated_rows(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     first = text.partition("\n")[0]
     delimiter = "\t" if path.lower().endswith(".tsv") else max(",;\t", key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    header: list[str] = []
     try:
-        lines = [(reader.line_num, cells) for cells in reader if any(map(str.strip, cells))]
+        for cells in reader:
+            if not any(map(str.strip, cells)):
+                continue
+            if not header:
+                header = [cell.strip() for cell in cells]
+                if not any(os.path.isfile(os.path.join(os.path.dirname(path), cell)) for cell in header if cell):
+                    _check_header(path, header)
+                    continue
+                header = ["path", "label", *map(str, range(3, len(header) + 1))][: len(header)]
+            if len(cells) != len(header):
+                columns = counted(len(cells), "column")
+                raise UsageError(f"{path!r}, line {reader.line_num}: {columns}, and the first line has {len(header)}")
+            yield reader.line_num, dict(zip(header, cells, strict=True))
     except csv.Error as exc:
         raise UsageError(f"{path!r}, line {reader.line_num}: {exc}") from exc
-    header = [cell.strip() for cell in lines[0][1]] if lines else []
-    if any(os.path.isfile(os.path.join(os.path.dirname(path), cell)) for cell in header if cell):
-        header = ["path", "label", *map(str, range(3, len(header) + 1))][: len(header)]
-    else:
-        _check_header(path, header)
-        del lines[:1]
-    for line, cells in lines:
-        if len(cells) != len(header):
-            columns = counted(len(cells), "column")
-            raise UsageError(f"{path!r}, line {line}: {columns}, and the first line has {len(header)}")
-    return [line for line, _ in lines], [dict(zip(header, cells, strict=True)) for _, cells in lines]
 
 
 def _check_header(path: str, header: Sequence[str]) -> None:
