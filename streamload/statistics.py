@@ -222,8 +222,6 @@ class Statistics:
         if self.requests:
             failed = f", {self.failed_requests} of them failed" if self.failed_requests else ""
             lines.append(f"  fetched {self.fetched_bytes / 1e6:.1f} MB in {counted(self.requests, 'request')}{failed}")
-        if limit := totals["memory_limit_byte_s"]:
-            lines.append(f"  memory {totals['memory_byte_s'] / limit:.0%} of the budget on average")
         if totals["cached_bytes"]:
             lines.append(f"  cached {totals['cached_bytes'] / 1e6:.1f} MB read from the disk cache")
         if self.skipped_members:

@@ -30,13 +30,12 @@ from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing
 from streamload.limits import CALLER_SHARDS_SHARE
-from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import keep_freed_memory, naming_the_limit
 from streamload.order.sampling import Sampled
 from streamload.order.share import EpochStart
 from streamload.text import counted
-from streamload.totals import TimeIntegral, Totals, duration_bucket
+from streamload.totals import Totals, duration_bucket
 from streamload.trace import Event
 from streamload.workers.launch import Child
 from streamload.workers.pool import Pool, PoolEvents, WorkerActivity, WorkerLink
@@ -47,17 +46,15 @@ _log = logging.getLogger("streamload")
 # Totals go with batches, and a message with them takes a hundredth of a millisecond more.
 _SENT_EVERY_S = 0.02
 _SCANS_LOGGED_EVERY_S = 30.0
-_SHOWN_WORKERS = 2
 _KEPT_BYTES = 256 << 20
 
 
 class FeederMeter:
     """Adds up, in the totals of an engine, what a feeder and its workers do.
 
-    While the loop waits, which is when it need not acknowledge any of its batches, workers' time goes to
-    "awaited_s/REASON": "work", or what idle workers wait for: the "network", a "scan" of a shard, or room in
-    memory_budget ("memory"). If one of three workers works and the others wait for the network, a third counts as work;
-    so does all time in which the batches after the awaited one are ready.
+    While the loop waits, which is when it need not acknowledge any of its batches, time goes to "awaited_s/REASON":
+    "work", or if at least half of the workers are idle, what they wait for: the "network", a "scan" of a shard, or room
+    in memory_budget ("memory"). Time in which the batches after the awaited one are ready is work.
     """
 
     def __init__(self, engine: Engine, stream: BatchStream, *, in_own_process: bool) -> None:
@@ -67,8 +64,7 @@ class FeederMeter:
         self._in_own_process = in_own_process
         self._started_s = self._noted_s = perf_counter()
         self._sent_s = -math.inf
-        self._shares: tuple[tuple[str, float], ...] = ()
-        self._used_bytes = TimeIntegral()
+        self._awaited: str | None = None
         self._events: list[Event] | None = None
 
     def add(self, done: RowsDone | ScanDone) -> None:
@@ -107,12 +103,10 @@ class FeederMeter:
     def note_state(self) -> None:
         """Add the time since the last call, for the reason that held then. Call it after every event."""
         now_s = perf_counter()
-        for name, share in self._shares:
-            self._totals[name] += share * (now_s - self._noted_s)
+        if self._awaited is not None:
+            self._totals[self._awaited] += now_s - self._noted_s
         self._noted_s = now_s
-        if self._engine.fetcher is not None:
-            self._used_bytes.set(self._engine.fetcher.window.used_bytes)
-        self._shares = tuple(self._reasons()) if self._stream.awaited else ()
+        self._awaited = f"awaited_s/{self._reason()}" if self._stream.awaited else None
 
     def to_send(self, *, always: bool) -> Totals | None:
         """Return the totals until now, if it is time to send them, or `always`."""
@@ -132,23 +126,15 @@ class FeederMeter:
             for name in ("throttled", "broken", "answered"):
                 totals[f"{name}_requests"] = getattr(counts, name)
             totals["connection_s"] = fetcher.transfers.in_flight.now()
-            totals["memory_byte_s"] = self._used_bytes.now()
-            totals["memory_limit_byte_s"] = fetcher.window.budget_bytes * totals["feeder_s"]
         return totals
 
-    def _reasons(self) -> Iterator[tuple[str, float]]:
-        fetcher = self._engine.fetcher
-        workers, with_tasks = len(self._engine.pool.workers), self._engine.pool.n_with_tasks()
-        if with_tasks:
-            yield "awaited_s/work", with_tasks / workers
-        if with_tasks == workers:
-            return
-        why_idle = "scan"
-        if self._stream.full:
-            why_idle = "work"  # one batch takes longer than those after it
-        elif fetcher is not None and (fetcher.transfers.running or not self._engine.scans.requested):
-            why_idle = "memory" if fetcher.lacking else "network"
-        yield f"awaited_s/{why_idle}", 1 - with_tasks / workers
+    def _reason(self) -> str:
+        fetcher, pool = self._engine.fetcher, self._engine.pool
+        if 2 * pool.n_with_tasks() > len(pool.workers) or self._stream.full:
+            return "work"  # or one batch takes longer than those after it
+        if fetcher is not None and (fetcher.transfers.running or not self._engine.scans.requested):
+            return "memory" if fetcher.lacking else "network"
+        return "scan"
 
 
 def _doing(worker: WorkerActivity, tables: Dataset) -> str:
@@ -282,14 +268,11 @@ class Feeder:
         self.pump()
 
     async def what_holds_up(self) -> str:
-        """Say what the next batch waits for; empty if nothing shows."""
+        """Say what the next batch waits for: the oldest task, or a request; empty if nothing shows."""
         busy = await self.pool.inspect()
-        if not busy:
-            return "" if self.fetcher is None else _fetching(self.fetcher)
-        lines = [_doing(worker, self.tables) for worker in busy[:_SHOWN_WORKERS]]
-        if len(busy) > _SHOWN_WORKERS:
-            lines.append(f"{counted(len(busy) - _SHOWN_WORKERS, 'more worker')} at work")
-        return "\n".join(lines)
+        if busy:
+            return _doing(busy[0], self.tables)
+        return "" if self.fetcher is None else _fetching(self.fetcher)
 
     def _answer_count(self) -> None:
         """Answer the trainer that waits for the counts of all shards, once they are known."""
@@ -310,29 +293,25 @@ class Feeder:
             self.fetcher.notify()
 
     def _send_ready(self, batches: list[messages.ReadyBatch], last: bool) -> None:
-        """Send batches, as many with one message as its descriptors allow."""
+        """Send batches with one message, whose descriptors are at most `MAX_DESCRIPTORS`."""
         slots, start = self._engine.slots, self._stream.requested
         assert start is not None
-        for first in range(0, max(1, len(batches)), MAX_DESCRIPTORS):
-            end = first + MAX_DESCRIPTORS
-            part = batches[first:end]
-            opened = tuple(batch.slot for batch in part if slots.announce(batch.slot, batch.done.size_bytes))
-            descriptors = [slots.descriptors[slot] for slot in opened]
-            retired = tuple(slots.take_retired())
-            self.pool.drop(slots=retired)
-            ends = last and end >= len(batches)
-            ready = messages.Ready(
-                start.identity,
-                tuple(part),
-                opened,
-                retired,
-                last=ends,
-                acknowledge_after=self._stream.acknowledge_after,
-                totals=self._meter.to_send(always=ends),
-                skipped_members=self.tables.skipped,
-                events=self._meter.take_events(),
-            )
-            self._send(ready, descriptors)
+        opened = tuple(batch.slot for batch in batches if slots.announce(batch.slot, batch.done.size_bytes))
+        descriptors = [slots.descriptors[slot] for slot in opened]
+        retired = tuple(slots.take_retired())
+        self.pool.drop(slots=retired)
+        ready = messages.Ready(
+            start.identity,
+            tuple(batches),
+            opened,
+            retired,
+            last=last,
+            acknowledge_after=self._stream.acknowledge_after,
+            totals=self._meter.to_send(always=last),
+            skipped_members=self.tables.skipped,
+            events=self._meter.take_events(),
+        )
+        self._send(ready, descriptors)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -366,7 +345,7 @@ class Feeder:
 
     def _is_wanted(self, task: Task) -> bool:
         """Return True if the result of a task is wanted; else what it needs may never come."""
-        return isinstance(task, ScanTask) or task.number in self._stream.tasks
+        return isinstance(task, ScanTask) or self._stream.is_wanted(task.number)
 
     def _on_dropped(self, task: Task) -> None:
         """Forget a task that is not in flight any more."""
@@ -400,8 +379,6 @@ class Feeder:
         """Fail if what is needed at once does not fit, and nothing is running that could make room."""
         fetcher, stream = self.fetcher, self._stream
         if fetcher is None or not fetcher.stalled() or self.scans.in_flight or stream.tasks:
-            return
-        if stream.abandoned:  # which the pool drops as soon as a worker is ready
             return
         counting = self._counting is not None
         if counting and fetcher.window.unkeep_all():  # the loop takes no batch meanwhile

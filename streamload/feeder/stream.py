@@ -29,6 +29,7 @@ from streamload.fetch.parts import part_edges, shard_and_number
 from streamload.fetch.window import raise_first
 from streamload.index.dataset import Dataset
 from streamload.limits import BLOCK_ROWS, FIRST_BLOCK_ROWS, SCANNED_SHARDS, SCHEDULED_SHARDS_SHARE
+from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import descriptor_limit
 from streamload.order.plan import EpochPlan, MixturePlan, RowBlock
@@ -44,6 +45,7 @@ _MAX_RUN_ROWS = 16_384
 _MOST_LOOKAHEAD_ROWS = 1 << 17
 _LOCAL_SCANS_AHEAD = 4
 _ENDLESS = 1 << 62
+_NO_SLOT = -1
 
 # How often the trainer acknowledges, while it takes as many batches as may be outstanding.
 _MESSAGES_PER_WINDOW = 5
@@ -73,7 +75,7 @@ class Engine(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A batch that is planned; it has a slot once it is running, and is `done` by the worker's answer.
+    """A planned batch; it has a slot while it is running, unless it was dropped, and `done` is the worker's answer.
 
     Attributes:
         start: its epoch.
@@ -90,91 +92,23 @@ class Batch:
     end: int
     parts: list[int]
     finished: list[int] | None = None
-    slot: int = -1
+    slot: int = _NO_SLOT
     done: BatchDone | None = None
-
-
-class EpochNeeds:
-    """Holds the parts that a batch of an epoch has used until the plan has passed their samples."""
-
-    def __init__(self, fetcher: Fetcher, plan: EpochPlan, tables: Dataset) -> None:
-        self._fetcher = fetcher
-        self._window = fetcher.window
-        self._plan = plan
-        self._tables = tables
-        self._held: set[int] = set()
-        self._window.unkeep_all()  # scans may have kept parts since the pass before, whose order is another
-
-    def start(self, keys: Iterable[int]) -> None:
-        """Hold the parts of the next batch until it is made, and for this epoch until they are passed."""
-        self._window.hold(keys)
-        self._window.unplan(keys)
-        new = [key for key in keys if key not in self._held]
-        new = list(set(new).difference(self._passed(new)))
-        self._window.hold(new)
-        self._held.update(new)
-
-    def advance(self) -> None:
-        """Release what no later row needs, now that the plan has gone on."""
-        passed, unkept = self._passed(self._held), self._passed(self._window.kept)
-        self._held.difference_update(passed)
-        self._window.release(passed)
-        for key in unkept:
-            self._window.unkeep(key)
-        if passed or unkept:
-            self._fetcher.notify()
-
-    def close(self) -> None:
-        """Release everything but what batches hold."""
-        self._window.release(self._held)
-        self._held.clear()
-        self._window.unkeep_all()
-        self._fetcher.notify()
-
-    def _passed(self, keys: Iterable[int]) -> list[int]:
-        """Return the parts that no row that is yet to be planned needs, as far as is known."""
-        passed = []
-        for shard, of_shard in itertools.groupby(sorted(keys), key=lambda key: shard_and_number(key)[0]):
-            needed = list(self._needed(shard))
-            for key in of_shard:
-                start, end = part_edges(shard_and_number(key)[1], None)
-                if not any(first < end and start < after for first, after in needed):
-                    passed.append(key)
-        return passed
-
-    def _needed(self, shard: int) -> Iterator[tuple[int, int]]:
-        """Yield stretches `[start, end)` of a shard's bytes that hold those of the rows that are yet to be planned."""
-        tables = self._tables
-        samples = tables.stretches(shard, self._plan.unpassed(tables.listing.owner(shard)))
-        table = tables.at_hand(shard)
-        if samples and (table is None or shard in self._fetcher.compressed):
-            yield 0, _ENDLESS
-        if not samples or table is None:
-            return
-        for first, end in samples:
-            if first < min(end, len(table)):
-                yield _extent(table, first, min(end, len(table)))
-        if tables.is_growing(shard):
-            yield _extent(table, 0, len(table))[1] if len(table) else 0, _ENDLESS
-
-
-def _extent(table: ShardTable, first: int, end: int) -> tuple[int, int]:
-    """Return the first byte of consecutive samples, and their end."""
-    member, last = int(table.sample_start[first]), int(table.sample_start[end]) - 1
-    return int(table.member_offset[member]), int(table.member_offset[last] + table.member_size[last])
 
 
 class Lookahead:
     """Yields the batches of an epoch, each as soon as its bytes are resident.
 
     One block of rows at a time is planned for a local dataset. If bytes must be fetched, further blocks are planned
-    while the fetcher has too few requests to be busy.
+    while the fetcher has too few requests to be busy. The parts that a batch has used are held until the plan has
+    passed their samples.
     """
 
     def __init__(self, engine: Engine, start: EpochStart) -> None:
         self.start = start
         self._engine = engine
-        self._fetcher = fetcher = engine.fetcher
+        self._fetcher = engine.fetcher
+        self._tables = engine.tables
         order = engine.settings.order
         kind = MixturePlan if isinstance(order.sampling, Mixed) else EpochPlan
         self._plan: EpochPlan = kind(
@@ -188,12 +122,14 @@ class Lookahead:
             share=start.share,
         )
         self._scan_order = iter(self._plan.shards_ahead())
-        self._needs = None if fetcher is None else EpochNeeds(fetcher, self._plan, engine.tables)
         self._blocks: deque[tuple[RowBlock, list[int]]] = deque()
         self._planned: deque[Batch] = deque()
+        self._held: set[int] = set()
         self._block_rows = FIRST_BLOCK_ROWS  # so that the first batch comes soon
         self._finished: list[int] = []
         self._planned_all = False
+        if self._fetcher is not None:  # scans may have kept parts since the pass before, whose order is another
+            self._fetcher.window.unkeep_all()
 
     @property
     def exhausted(self) -> bool:
@@ -218,13 +154,10 @@ class Lookahead:
                 self._look_ahead()
             if attempt.error is not None and not self._planned:
                 raise attempt.error  # before, it is no matter, and is met again
-        if not self._planned:
+        if not self._planned or (self._fetcher is not None and self.blocked):
             return None
-        if self._needs is not None:
-            if self.blocked:
-                return None
-            self._needs.start(self._planned[0].parts)
         batch = self._planned.popleft()
+        self._hold(batch.parts)
         self._finished += batch.finished or ()
         if self.exhausted:
             self.close()  # what is fetched from now on is for the next epoch
@@ -234,7 +167,7 @@ class Lookahead:
         """Close the shards that no later batch needs. Call it when all batches that were taken have their tasks."""
         finished, self._finished = self._finished, []
         if finished:
-            finished = self._engine.tables.with_sidecars(finished)
+            finished = self._tables.with_sidecars(finished)
             self._engine.pool.drop(self._engine.pool.shards.finish(finished))
             if self._fetcher is not None:
                 self._fetcher.finish(finished)
@@ -242,29 +175,30 @@ class Lookahead:
     def close(self) -> None:
         """Cancel everything but the batches already taken. Idempotent."""
         self._planned_all = True
-        if self._fetcher is not None and self._needs is not None:
+        if self._fetcher is not None:
             for batch in self._planned:
                 self._fetcher.window.unplan(batch.parts, -1)
-            self._needs.close()
+            self._fetcher.window.release(self._held)
+            self._fetcher.window.unkeep_all()
+            self._fetcher.notify()
+        self._held.clear()
         self._planned.clear()
         self._blocks.clear()
 
+    # -- planning --------------------------------------------------------------------------------------------------
+
     def _look_ahead(self) -> None:
         started = perf_counter()
-        while self._wants_more() and self._plan_block():
-            pass
-        while self._blocks and self._locate_block():
+        while (self._blocks or (self._wants_more() and self._plan_block())) and self._locate_block():
             pass
         self._engine.totals["plan_s"] += perf_counter() - started
 
     def _wants_more(self) -> bool:
-        if self._planned_all or not (self._planned or self._blocks):
+        if self._planned_all or not self._planned:
             return not self._planned_all
-        rows = len(self._planned) * self._engine.settings.order.batch_size
         return (
             self._fetcher is not None
-            and len(self._blocks) < 2
-            and rows + sum(len(block.shard) for block, _ in self._blocks) < _MOST_LOOKAHEAD_ROWS
+            and len(self._planned) * self._engine.settings.order.batch_size < _MOST_LOOKAHEAD_ROWS
             and len(self._fetcher.window.missing.ranks) < self._fetcher.most_requests
         )
 
@@ -273,13 +207,12 @@ class Lookahead:
         scans = self._engine.scans
         while missing := self._missing():
             scans.request(missing)
-            if not self._planned and not self._blocks:
+            if not self._planned:
                 raise_first(scans.errors, missing[:1])  # the first is needed for certain
             if self._missing() == missing:  # none of them is in an index that was read just now
                 scans.put_first(missing[0])
-                if self._needs is not None:
-                    self._needs.advance()
-                    self._scan_ahead(SCANNED_SHARDS)
+                self._release_passed()
+                self._scan_ahead()
                 return False
         block = self._plan.take(self._block_rows)
         self._block_rows = min(4 * self._block_rows, _MAX_RUN_ROWS if self._fetcher is None else BLOCK_ROWS)
@@ -290,20 +223,20 @@ class Lookahead:
             if self.exhausted:
                 self.release_finished()
                 self.close()
-            elif self._needs is not None:
-                self._needs.advance()
+            self._release_passed()
             return False
         self._blocks.append((block, finished))
-        self._scan_ahead(_LOCAL_SCANS_AHEAD if self._fetcher is None else SCANNED_SHARDS)
+        self._scan_ahead()
         return True
 
     def _missing(self) -> list[int]:
         return self._plan.missing(SCANNED_TOGETHER * self._engine.pool.capacity)
 
-    def _scan_ahead(self, most: int) -> None:
+    def _scan_ahead(self) -> None:
         """Scan some shards before the plan comes to them."""
         scans = self._engine.scans
-        if not self._engine.tables.counts.complete:
+        if not self._tables.counts.complete:
+            most = _LOCAL_SCANS_AHEAD if self._fetcher is None else SCANNED_SHARDS
             scans.request(itertools.islice(self._scan_order, max(0, most - len(scans.requested))))
 
     def _locate_block(self) -> bool:
@@ -311,22 +244,21 @@ class Lookahead:
 
         If one of its tables cannot be had, the block is halved, so that the batches before that still come.
         """
-        (block, finished), fetcher = self._blocks[0], self._fetcher
-        tables, settings = self._engine.tables, self._engine.settings
+        (block, finished), fetcher, settings = self._blocks[0], self._fetcher, self._engine.settings
         with Attempt() as attempt:
             if fetcher is not None and not fetcher.index_tables.has(dict.fromkeys(block.shard.tolist())):
                 return False
-            planned = locate(block, tables, settings.fields, verify=settings.verify, fetcher=fetcher)
+            planned = locate(block, self._tables, settings.fields, verify=settings.verify, fetcher=fetcher)
         if attempt.error is None:
             self._blocks.popleft()  # only now: what has failed must fail again on the next call
             rows = itertools.pairwise(block.batch_edges.tolist())
             batches = zip(rows, block.ends.tolist(), planned.parts, strict=True)
             self._planned += [Batch(self.start, planned, *batch) for batch in batches]
             self._planned[-1].finished = finished
-            if fetcher is not None and self._needs is not None:
+            if fetcher is not None:
                 for keys in planned.parts:
                     fetcher.window.plan(keys)
-                self._needs.advance()
+                self._release_passed()
                 fetcher.notify()
             return True
         if not isinstance(attempt.error, StreamloadError) or len(block.ends) == 1:
@@ -335,6 +267,63 @@ class Lookahead:
         self._blocks.popleft()
         self._blocks.extendleft([(second, finished), (first, [])])
         return True
+
+    # -- what the epoch holds --------------------------------------------------------------------------------------
+
+    def _hold(self, keys: list[int]) -> None:
+        """Hold the parts of the next batch until it is made, and for this epoch until they are passed."""
+        if self._fetcher is not None:
+            window = self._fetcher.window
+            window.hold(keys)
+            window.unplan(keys)
+            new = set(keys).difference(self._held)
+            new.difference_update(self._passed(new))
+            window.hold(new)
+            self._held.update(new)
+
+    def _release_passed(self) -> None:
+        """Release what no later row needs, now that the plan has gone on."""
+        if self._fetcher is not None:
+            window = self._fetcher.window
+            passed, unkept = self._passed(self._held), self._passed(window.kept)
+            self._held.difference_update(passed)
+            window.release(passed)
+            for key in unkept:
+                window.unkeep(key)
+            if passed or unkept:
+                self._fetcher.notify()
+
+    def _passed(self, keys: Iterable[int]) -> list[int]:
+        """Return the parts that no row that is yet to be planned needs, as far as is known."""
+        passed = []
+        for shard, of_shard in itertools.groupby(sorted(keys), key=lambda key: shard_and_number(key)[0]):
+            needed = list(self._needed(shard))
+            for key in of_shard:
+                start, end = part_edges(shard_and_number(key)[1], None)
+                if not any(first < end and start < after for first, after in needed):
+                    passed.append(key)
+        return passed
+
+    def _needed(self, shard: int) -> Iterator[tuple[int, int]]:
+        """Yield stretches `[start, end)` of a shard's bytes that hold those of the rows that are yet to be planned."""
+        tables, fetcher = self._tables, self._fetcher
+        samples = tables.stretches(shard, self._plan.unpassed(tables.listing.owner(shard)))
+        table = tables.at_hand(shard)
+        if samples and (table is None or fetcher is None or shard in fetcher.compressed):
+            yield 0, _ENDLESS
+        if not samples or table is None:
+            return
+        for first, end in samples:
+            if first < min(end, len(table)):
+                yield _extent(table, first, min(end, len(table)))
+        if tables.is_growing(shard):
+            yield _extent(table, 0, len(table))[1] if len(table) else 0, _ENDLESS
+
+
+def _extent(table: ShardTable, first: int, end: int) -> tuple[int, int]:
+    """Return the first byte of consecutive samples, and their end."""
+    member, last = int(table.sample_start[first]), int(table.sample_start[end]) - 1
+    return int(table.member_offset[member]), int(table.member_offset[last] + table.member_size[last])
 
 
 class TaskSize:
@@ -380,8 +369,8 @@ class BatchStream:
     """Makes the epoch that the trainer has requested, and begins the next one before it is requested.
 
     The first batches of the next epoch are made while the last ones of the current one are used, and announced when it
-    is requested. A trainer that starts elsewhere has them dropped; then nothing is made ahead until one epoch follows
-    another again. A failure in the next epoch is met again when that epoch is requested.
+    is requested. A trainer that starts elsewhere has them dropped. A failure in the next epoch is met again when that
+    epoch is requested.
 
     A trainer may leave its epoch, or request another one: all batches that were not announced are abandoned.
 
@@ -391,8 +380,7 @@ class BatchStream:
     Attributes:
         requested: the epoch that was requested last.
         untaken: how many batches were announced that the trainer has not taken.
-        tasks: the wanted batches that are being made, by task.
-        abandoned: those of abandoned tasks, which hold what they read until they are done.
+        tasks: the batches that are being made, by task; those of abandoned epochs hold what they read until they end.
     """
 
     def __init__(self, engine: Engine, send_ready: SendReady, *, works_ahead: bool) -> None:
@@ -402,12 +390,10 @@ class BatchStream:
         self._task_size = TaskSize(engine)
         self.requested: EpochStart | None = None
         self._in_progress = False  # not all of the requested epoch has been announced
-        self._may_begin_next = works_ahead  # one epoch has followed another
         self._ahead: Lookahead | None = None  # of the requested epoch, then of the next
         self._batches: deque[Batch] = deque()  # that have a task and have not been announced, in order
         self.untaken = 0
         self.tasks: dict[int, list[Batch]] = {}
-        self.abandoned: dict[int, list[Batch]] = {}
 
     @property
     def awaited(self) -> bool:
@@ -427,13 +413,15 @@ class BatchStream:
         planning = self._planning()
         return planning is not None and not self.tasks and planning.blocked
 
+    @property
+    def acknowledge_after(self) -> int:
+        """Return the number of batches that the trainer may take before it acknowledges."""
+        return min(max(1, self._task_size.batches()[1] // _MESSAGES_PER_WINDOW), _MOST_UNACKNOWLEDGED)
+
     def request(self, start: EpochStart) -> None:
         """Start an epoch, or go on with it if it was begun ahead."""
-        follows = self.requested is None or start == _after(self.requested)
-        self._may_begin_next = self._works_ahead and follows
         if self._in_progress or self._ahead is None or self._ahead.start != start:
             self.stop()
-            self.requested = start
             self._ahead = Lookahead(self._engine, start)
         self.requested, self._in_progress = self._ahead.start, True
 
@@ -443,25 +431,26 @@ class BatchStream:
             self.stop()
 
     def stop(self) -> None:
-        """Drop all batches that have not been announced."""
-        self._drop_all_but(None)
+        """Drop all batches that have not been announced. Their slots are discarded: tasks may still write to them."""
+        for batch in self._batches:
+            self._engine.slots.discard(batch.slot)
+            batch.slot = _NO_SLOT
+        self._batches.clear()
+        self._stop_planning()
         self._in_progress = False
 
-    def _drop_all_but(self, kept: EpochStart | None) -> None:
-        """Plan nothing more, and drop batches. Their slots are discarded: tasks may still write to them."""
-        for batch in self._batches:
-            if batch.start is not kept:
-                self._engine.slots.discard(batch.slot)
-        self._batches = deque(batch for batch in self._batches if batch.start is kept)
-        for number in [number for number, (batch, *_) in self.tasks.items() if batch.start is not kept]:
-            self.abandoned[number] = self.tasks.pop(number)
+    def _stop_planning(self) -> None:
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
 
+    def is_wanted(self, number: int) -> bool:
+        """Return True unless the batches of a task were dropped."""
+        return self.tasks[number][0].slot != _NO_SLOT
+
     def end_task(self, number: int, done: RowsDone | None) -> None:
         """Record a task's result, if any, and release the needs of its batches."""
-        batches, fetcher = self.tasks.pop(number, None) or self.abandoned.pop(number), self._engine.fetcher
+        batches, fetcher = self.tasks.pop(number), self._engine.fetcher
         if fetcher is not None:
             for batch in batches:
                 fetcher.window.release(batch.parts)
@@ -477,8 +466,15 @@ class BatchStream:
         Raises:
             StreamloadError: a shard of the requested epoch cannot be read, and every batch before it has been made.
         """
+        scans, pool = self._engine.scans, self._engine.pool
         self._announce()
-        self._schedule()
+        with Attempt() as attempt:
+            while pool.has_room() and (scans.submit_next(pool) or self._submit_run() or scans.submit_next(pool)):
+                pass
+        if attempt.error is not None:
+            if self._in_progress and self._ahead is not None and self._ahead.start is self.requested:
+                raise attempt.error
+            self._stop_planning()  # of the next epoch, which meets the error again when it is requested
         self._announce()
 
     def _planning(self) -> Lookahead | None:
@@ -491,82 +487,63 @@ class BatchStream:
     def _announce(self) -> None:
         """Announce the batches at the head of the requested epoch that are done, and its end."""
         while self._in_progress:
-            start, ready = self.requested, []
+            start, ready = self.requested, list[ReadyBatch]()
             assert start is not None
-            while self._batches and self._batches[0].start is start and self._batches[0].done is not None:
-                ready.append(self._ready(self._batches.popleft()))
-            last = self._planning() is None and not (self._batches and self._batches[0].start is start)
+            coming = self._batches
+            while coming and coming[0].start is start and coming[0].done is not None and len(ready) < MAX_DESCRIPTORS:
+                ready.append(self._ready(coming.popleft()))
+            last = self._planning() is None and not (coming and coming[0].start is start)
             if not ready and not last:
                 return
             self.untaken += len(ready)
             self._in_progress = not last
             self._send_ready(ready, last)
 
-    def _schedule(self) -> None:
-        scans, pool = self._engine.scans, self._engine.pool
-        while pool.has_room():
-            if scans.submit_next(pool):
-                continue
-            with Attempt() as attempt:
-                if self._submit_run():
-                    continue
-            if attempt.error is not None:
-                if self._in_progress and self._ahead is not None and self._ahead.start is self.requested:
-                    raise attempt.error
-                self._drop_all_but(self.requested)  # it is met again when the next epoch is requested
-            if not scans.submit_next(pool):
-                return
-
     def _submit_run(self) -> bool:
         """Submit a task of consecutive batches of one block; False if none can be scheduled now."""
         run, most_outstanding = self._task_size.batches()
-        if self._ahead is None or len(self._batches) + self.untaken + run > most_outstanding:
+        ahead, batches = self._ahead, list[Batch]()
+        if ahead is None or len(self._batches) + self.untaken + run > most_outstanding:
             return False
-        batches: list[Batch] = []
-        while len(batches) < run and (not batches or batches[-1].finished is None):
-            try:
-                batch, ahead = self._ahead.take(), self._ahead
-                if batch is None and ahead.exhausted and ahead.start is self.requested and self._may_begin_next:
-                    self._ahead = Lookahead(self._engine, _after(ahead.start))
-                    batch = self._ahead.take()
-            except StreamloadError:
-                if not batches and not self.tasks:
-                    raise
-                break  # it is met again when the batches before have been made
-            if batch is None:
-                break
-            batches.append(batch)
+        try:
+            while len(batches) < run and (batch := ahead.take()) is not None:
+                batches.append(batch)
+                if batch.finished is not None:
+                    break
+        except StreamloadError:
+            if not batches and not self.tasks:
+                raise  # else it is met again when the batches before have been made
         if not batches:
-            return False
-        for batch in batches:
-            batch.slot = self._engine.slots.take()
-        self._batches += batches
-        ahead, number, planned = self._ahead, next(self._engine.scans.numbers), batches[0].planned
-        self.tasks[number] = batches
-        start, end = batches[0].rows[0], batches[-1].rows[1]
-        with Attempt() as attempt:
-            self._engine.pool.submit(
-                RowTask(
-                    number=number,
-                    epoch=ahead.start.epoch,
-                    table=RowTable(planned.table.values[start:end], planned.table.kinds),
-                    keys=None if planned.keys is None else planned.keys[start:end],
-                    batches=tuple(
-                        [BatchSlot(batch.slot, last - first) for batch in batches for first, last in (batch.rows,)]
-                    ),
-                    pass_number=ahead.start.number,
-                )
-            )
-        if attempt.error is not None:
-            self.end_task(number, None)
-            raise attempt.error
+            begins_next = self._works_ahead and ahead.exhausted and ahead.start is self.requested
+            if begins_next:
+                start = ahead.start
+                following = replace(start, epoch=start.epoch + 1, position=0, number=start.number + 1)
+                self._ahead = Lookahead(self._engine, following)
+            return begins_next
+        self._submit(batches)
         ahead.release_finished()
         return True
 
-    @property
-    def acknowledge_after(self) -> int:
-        """Return the number of batches that the trainer may take before it acknowledges."""
-        return min(max(1, self._task_size.batches()[1] // _MESSAGES_PER_WINDOW), _MOST_UNACKNOWLEDGED)
+    def _submit(self, batches: list[Batch]) -> None:
+        number, start, planned = next(self._engine.scans.numbers), batches[0].start, batches[0].planned
+        for batch in batches:
+            batch.slot = self._engine.slots.take()
+        self._batches += batches
+        self.tasks[number] = batches
+        first, end = batches[0].rows[0], batches[-1].rows[1]
+        task = RowTask(
+            number=number,
+            epoch=start.epoch,
+            table=RowTable(planned.table.values[first:end], planned.table.kinds),
+            keys=None if planned.keys is None else planned.keys[first:end],
+            batches=tuple([BatchSlot(batch.slot, batch.rows[1] - batch.rows[0]) for batch in batches]),
+            pass_number=start.number,
+        )
+        with Attempt() as attempt:
+            self._engine.pool.submit(task)
+        if attempt.error is not None:
+            self.end_task(number, None)
+            raise attempt.error
 
     def _ready(self, batch: Batch) -> ReadyBatch:
         done, tables, failed = batch.done, self._engine.tables, []
@@ -577,7 +554,3 @@ class BatchStream:
             failure = with_fields(failure, table, frozenset(tables.listing.sidecar_fields))  # noqa: PLW2901
             failed.append(FailedRow(failure, tables.url(failure.stored_in), table.key(failure.sample)))
         return ReadyBatch(batch.slot, done._replace(failures=()), tuple(failed), batch.end)
-
-
-def _after(start: EpochStart) -> EpochStart:
-    return replace(start, epoch=start.epoch + 1, position=0, number=start.number + 1)

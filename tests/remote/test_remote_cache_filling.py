@@ -75,7 +75,7 @@ def test_a_shard_of_which_little_is_needed_is_not_cached(server: FaultServer, tm
     assert not list((tmp_path / "streamload-shards" / "partial").iterdir())
 
 
-def test_statistics_say_what_came_from_the_cache_and_how_full_memory_was(server: FaultServer, tmp_path: Path) -> None:
+def test_statistics_say_what_came_from_the_cache(server: FaultServer, tmp_path: Path) -> None:
     assert read(server, tmp_path, {1, 9, 20}, 2) > 30
     with StreamLoader(
         Place(server.url).urls("indexed", range(2)), 10, num_workers=0, cache_dir=tmp_path, memory_budget="200MB"
@@ -84,5 +84,4 @@ def test_statistics_say_what_came_from_the_cache_and_how_full_memory_was(server:
         found = loader.statistics()
     assert found.totals["fetched_bytes"] < MB
     assert 30 * MB < found.totals["cached_bytes"] < 31 * MB
-    assert 0 <= found.totals["memory_byte_s"] < found.totals["memory_limit_byte_s"]
     assert " MB read from the disk cache" in str(found)
