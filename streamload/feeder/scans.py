@@ -13,7 +13,7 @@ from streamload.errors import StreamloadError
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.index.dataset import Dataset
-from streamload.limits import DECOMPRESSED_AT_ONCE, SCANNED_PARTS, SCANNED_PARTS_SHARE
+from streamload.limits import SCANNED_PARTS, SCANNED_PARTS_SHARE
 from streamload.workers.pool import Pool
 
 SCANNED_TOGETHER, _SCANNED_TOGETHER_BYTES = 16, 4 << 20
@@ -22,7 +22,7 @@ SCANNED_TOGETHER, _SCANNED_TOGETHER_BYTES = 16, 4 << 20
 # So much of a shard whose turn has not come is scanned at once, or all of it, since a task has a cost of its own.
 _ARRIVING_BYTES = 4 * PART_BYTES
 
-# What a shard counts for before the first answer has stated its size.
+# What a shard counts for that is compressed, or before the first answer has stated its size.
 _GUESSED_PARTS = 4
 
 
@@ -33,12 +33,12 @@ class _Arriving:
     Attributes:
         turn: orders the shards as they were requested; below 0 if one was put first.
         in_flight: a scan of it is in flight.
-        requested: the parts that were requested for its scans, and for which turn; None before `feed` comes to it.
+        parts: those that are requested for its scans; None before `feed` comes to it.
     """
 
     turn: int
     in_flight: bool = False
-    requested: tuple[int, range] | None = None
+    parts: range | None = None
 
 
 class Scans:
@@ -94,67 +94,50 @@ class Scans:
         """Scan a requested shard before all others: a batch waits for it."""
         arriving = self._arriving.get(shard)
         if arriving is not None and shard != next(iter(self._arriving)):
+            self._request_parts(shard, arriving, range(0))  # the next `feed` requests them for the new turn
             arriving.turn = next(self._first_turns)
             self._arriving.move_to_end(shard, last=False)
 
     # -- what scans need -------------------------------------------------------------------------------------------
 
     def feed(self) -> bool:
-        """Request the parts that scans need now, those of the first shards first.
+        """Request the parts that scans need now, those of the first shards first; they stay until they are scanned.
 
         Returns:
             True if a shard has failed, since a part of it cannot be fetched.
         """
-        if self._fetcher is None or not self._arriving:
+        fetcher, failed = self._fetcher, False
+        if fetcher is None or not self._arriving:
             return False
         # Shards that come later must not take the room of those that come first.
-        most_bytes, failed = self._fetcher.window.budget_bytes // SCANNED_PARTS_SHARE, False
-        left = max(1, min(SCANNED_PARTS, most_bytes // PART_BYTES))
-        decompressed = max(1, min(DECOMPRESSED_AT_ONCE, most_bytes // (2 * PART_BYTES)))
+        left = max(1, min(SCANNED_PARTS, fetcher.window.budget_bytes // SCANNED_PARTS_SHARE // PART_BYTES))
         for shard, arriving in list(itertools.islice(self._arriving.items(), SCANNED_PARTS)):  # thousands may follow
-            if left <= 0 or decompressed <= 0:
+            if left <= 0:
                 break
+            (start, needs), total = self._tables.next_scan(shard), fetcher.state_of(shard).total_bytes
+            parts, first = range(1), start // PART_BYTES
+            if total is not None and shard not in fetcher.compressed:
+                parts = range(first, -(-min(total, max(needs, (first + left) * PART_BYTES)) // PART_BYTES))
+            left -= _GUESSED_PARTS if total is None else max(1, len(parts))
+            self._request_parts(shard, arriving, parts)
             with Attempt() as attempt:
-                left -= self._request_next(shard, arriving, left)
+                fetcher.window.are_present([part_key(shard, number) for number in parts])
             if attempt.error is not None and not arriving.in_flight:  # else it is met again when that scan is done
                 self.fail(shard, attempt.error)
                 failed = True
-            decompressed -= shard in self._fetcher.compressed
         return failed
-
-    def _request_next(self, shard: int, arriving: _Arriving, most: int) -> int:
-        """Request at most some parts from the next scan's start on; return for how many the shard counts.
-
-        Parts are needed until they have been scanned. Raises why one of them cannot be fetched.
-        """
-        assert self._fetcher is not None
-        n_missing, parts = 1, range(1)
-        if shard not in self._fetcher.compressed:
-            start = self._tables.next_scan(shard)[0]
-            end, total = self._fetcher.arrived_from(shard, start)
-            first = start // PART_BYTES
-            missing = max(first, -(-end // PART_BYTES))
-            # One without a size yet, whose rest is requested before the parts of later shards.
-            n_parts = missing + 1 if total is None else -(-total // PART_BYTES)
-            end_part = max(missing, min(missing + most, n_parts))
-            n_missing = _GUESSED_PARTS if total is None else end_part - missing
-            parts = range(min(first, end_part), end_part)
-        self._request_parts(shard, arriving, parts)
-        self._fetcher.window.are_present([part_key(shard, number) for number in parts])
-        return n_missing
 
     def _request_parts(self, shard: int, arriving: _Arriving, parts: range) -> None:
         """Need these parts of a shard, and no others."""
-        turn, before = arriving.requested or (arriving.turn, range(0))
-        if self._fetcher is None or arriving.requested == (arriving.turn, parts):
+        if self._fetcher is None or arriving.parts == parts:
             return  # to notify the fetcher would wake it, and `feed`, without end
-        arriving.requested = arriving.turn, parts
+        before, arriving.parts = set(arriving.parts or ()), parts
         window = self._fetcher.window
-        for key in [part_key(shard, number) for number in set(before).difference(parts)]:
+        for key in [part_key(shard, number) for number in before.difference(parts)]:
             if self._keeps and key in window.present:
                 window.keep(key, arriving.turn)
             window.withdraw(key)
-        for number in parts if turn != arriving.turn else set(parts).difference(before):
+        for number in set(parts).difference(before):
             window.request(part_key(shard, number), arriving.turn)
         self._fetcher.notify()
 
@@ -198,7 +181,7 @@ class Scans:
     def _next_piece(self) -> ScanTask | None:
         """Return a task for the first shard with enough bytes; its parts are held until the task is done."""
         for number, (shard, arriving) in enumerate(itertools.islice(self._arriving.items(), SCANNED_PARTS)):
-            if self._fetcher is None or arriving.in_flight or arriving.requested is None:
+            if self._fetcher is None or arriving.in_flight or arriving.parts is None:
                 continue
             start, needs = self._tables.next_scan(shard)
             end, total = self._fetcher.arrived_from(shard, start)
