@@ -280,9 +280,7 @@ class StreamLoader(OpenDataset):
             start = self._start_at(epoch, position)
             if position:
                 self._link.last_position(start)  # raises for a position after the end
-            # After a complete epoch the feeder has already begun the next one.
-            goes_on = self._cursor.finished and (epoch, position) == (self._cursor.epoch, 0)
-            connection = self._link.begin(start, at_once=start.numbers is not None or not goes_on)
+            connection = self._link.begin(start)
             self._cursor = Cursor(epoch, position)
             begun = EpochIterator(
                 start,

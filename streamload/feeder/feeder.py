@@ -174,7 +174,6 @@ class Feeder:
 
     Args:
         configure: what to do.
-        listing: the shards.
         send: takes messages for the trainer, as `AsyncChannel.send`.
         launched: workers that have been started already.
         indexes: indexes that have been read already, by folder.
@@ -184,14 +183,13 @@ class Feeder:
     def __init__(
         self,
         configure: messages.Configure,
-        listing: Listing,
         send: Callable[..., None],
         launched: Sequence[Child] = (),
         *,
         indexes: Mapping[str, DatasetIndex] | None = None,
         shards: ResidentShards | None = None,
     ) -> None:
-        settings, fetching = configure.settings, configure.fetching
+        settings, fetching, listing = configure.settings, configure.fetching, configure.listing
         self._send = send
         self._expands = fetching.expands
         self._turn_is_due = self._closed = False

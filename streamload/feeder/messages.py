@@ -85,7 +85,6 @@ class Configure(NamedTuple):
     """Everything that holds for all epochs; calls may come before it, epochs may not.
 
     Attributes:
-        listing: the shards; None for those that this feeder has listed last.
         job: the pickled `Job`, see `job_pickle`.
         workers: how many; 0 if the trainer makes the rows itself.
         import_path: the trainer's `sys.path`.
@@ -94,7 +93,7 @@ class Configure(NamedTuple):
         descriptors: how many the trainer may have open if it makes the rows, else 0.
     """
 
-    listing: Listing | None
+    listing: Listing
     settings: PipelineSettings
     job: bytes
     workers: int

@@ -63,7 +63,6 @@ class _Process:
         self._loop.set_exception_handler(self._on_exception)
         self._early = early
         self._feeder: Feeder | None = None
-        self._listing: Listing | None = None
         self._indexes: dict[str, DatasetIndex] = {}
         self._calls = Calls(self._list_shards)
         self._answering: set[asyncio.Task[None]] = set()
@@ -80,10 +79,8 @@ class _Process:
         elif isinstance(message, Call) and message.function == WHAT_HOLDS_UP and self._feeder is not None:
             self._answer(message, self._feeder.what_holds_up())
         elif isinstance(message, Configure):
-            listing = message.listing or self._listing
-            assert listing is not None, "it has listed none"
             with Attempt() as attempt:
-                self._feeder = _load()(message, listing, self._send, self._early, indexes=self._indexes)
+                self._feeder = _load()(message, self._send, self._early, indexes=self._indexes)
                 self._early = []
             if attempt.error is not None:
                 self._send(Failed(failure_of(naming_the_limit(attempt.error))))
@@ -104,11 +101,10 @@ class _Process:
         answering.add_done_callback(self._answering.discard)
 
     async def _list_shards(self, *arguments: Any) -> Listing:
-        """List shards; the listing is kept for `Configure`."""
+        """List shards, and import meanwhile what makes the feeder."""
         listing = asyncio.ensure_future(asyncio.to_thread(list_shards, *arguments, indexes_read=self._indexes))
         self._loop.call_soon(_load)
-        self._listing = await listing
-        return self._listing
+        return await listing
 
     def _watch(self, trainer: int) -> None:
         """Notice the trainer's death even if a process that it forked keeps the socket open. Linux only."""

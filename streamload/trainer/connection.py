@@ -88,6 +88,7 @@ class Connection:
     Attributes:
         configured: a `Configure` was sent.
         death: how the process ended, if it has died.
+        owner: the process that began it; the connection of a fork is closed.
         messages: arrived, for `receive`.
     """
 
@@ -108,8 +109,8 @@ class Connection:
         self._worker: CallerWorker | None = None
         self._child = child
         self._channel = channel
-        self._owner = os.getpid()
-        self._end = weakref.finalize(self, _end, child, channel, self._slots, self._owner)
+        self.owner = os.getpid()
+        self._end = weakref.finalize(self, _end, child, channel, self._slots, self.owner)
 
     def make_rows(self, worker: CallerWorker) -> None:
         """Have `receive` do the tasks, in its caller's thread."""
@@ -119,7 +120,7 @@ class Connection:
     @property
     def closed(self) -> bool:
         """Return True if the connection was closed, or belongs to this process's parent."""
-        return not self._end.alive or os.getpid() != self._owner
+        return not self._end.alive or os.getpid() != self.owner
 
     @property
     def descriptor(self) -> int | None:

@@ -55,14 +55,12 @@ class Cursor:
         position: samples of the epoch's order that the loop has received, over all ranks.
         state: "left" if the user has ended a pass early.
         epoch_to_come: the epoch of the next pass, if the user has named one.
-        finished: this loader has delivered the whole epoch before.
     """
 
     epoch: int = 0
     position: int = 0
     state: Literal["ready", "running", "left"] = "ready"
     epoch_to_come: int | None = None
-    finished: bool = False
 
     def next_start(self) -> tuple[int, int]:
         """Return epoch and position of the next pass."""
@@ -189,14 +187,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         """
         acquire_for_thread(self._in_use)
         try:
-            if self._ended is not None:
-                if self._ended == _FINISHED:
-                    raise StopIteration
-                self._refuse_ended()
-            if self.connection.closed and self.connection.death is None:
-                raise RuntimeError(
-                    "this pass was begun by another process, of which this one is a fork; begin one here: iter(loader)"
-                )
+            self._refuse_ended()
             if self._gave_s is not None and requested_s > self._gave_s:
                 self._meter.add_step(requested_s - self._gave_s)
                 self._gave_s = requested_s
@@ -226,8 +217,17 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             self._in_use.release()
 
     def _refuse_ended(self) -> None:
+        """Raise why this pass goes on no more, if it has ended or belongs to another process."""
+        if self._ended == _FINISHED:
+            raise StopIteration
         if self._ended:
             raise LoaderClosedError(f"this pass is over: {self._ended}")
+        if self.connection.closed and self.connection.death is None:
+            if self.connection.owner == os.getpid():  # by another thread, while this pass began
+                raise LoaderClosedError("the loader was closed; make a new one")
+            raise RuntimeError(
+                "this pass was begun by another process, of which this one is a fork; begin one here: iter(loader)"
+            )
 
     def _next(self, receive: Callable[[], Any]) -> tuple[Any] | None:
         """Return what `_turn` does. Replace a dead feeder, but not two with no batch in between."""
@@ -371,10 +371,8 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             self._ahead = attempt.error
 
     def close(self) -> None:
-        """End the pass early, as leaving the loop does. Idempotent."""
-        self.end(_CLOSED)
-        if self._ended == _CLOSED and not self._turning.locked() and not self._awaited.locked():
-            self._ended = _FINISHED  # as a generator's, its loop ends
+        """End the pass early, as leaving the loop does. Idempotent. As a generator's, its loop ends."""
+        self.end(_CLOSED if self._turning.locked() or self._awaited.locked() else _FINISHED)
 
     def end(self, why: str) -> None:
         """End the pass where it stands, without waiting.
@@ -423,7 +421,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._ended = _FINISHED
         self._last_good = None
         cursor = self._cursor
-        cursor.epoch, cursor.position, cursor.state, cursor.finished = cursor.epoch + 1, 0, "ready", True
+        cursor.epoch, cursor.position, cursor.state = cursor.epoch + 1, 0, "ready"
 
     def __del__(self) -> None:
         self.end("it was dropped")

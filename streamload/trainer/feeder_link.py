@@ -10,7 +10,6 @@ import logging
 import operator
 import os
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -137,16 +136,13 @@ class FeederClient:
         Raises:
             TypeError, ValueError, StreamloadError: as `Selection.select` and `read_columns`.
         """
-        counts: Sequence[int] | None = listing.counts
 
         def read(names: Sequence[str]) -> Columns:
-            nonlocal counts
-            columns, found = self.call("read_columns", listing, self.storages, tuple(names))
-            counts = found.tolist()
-            return cast("Columns", columns)
+            columns: Columns = self.call("read_columns", listing, self.storages, tuple(names))[0]
+            return columns
 
         def count() -> int:
-            return sum(self.counts(listing) if counts is None else counts)
+            return sum(self.counts(listing))
 
         if selection.where is None:
             return np.ones(count(), np.bool_)
@@ -186,15 +182,15 @@ class FeederClient:
             self.process = None
 
 
-class OpenDataset(ABC):
+class OpenDataset:
     """A dataset that is closed at the end of a `with` block, and knows the names of its classes."""
 
     _listing: Listing
     _options: Options
 
-    @abstractmethod
     def close(self) -> None:
         """Close what is open."""
+        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self
@@ -265,7 +261,6 @@ class FeederLink:
         try:
             # Local shards are listed here; for remote ones the feeder is started, so that no I/O library comes in here.
             self._listings = [self._client.list_shards(p.urls, p.index, p.sidecars) for p in portions.values()]
-            self._listed_by = self._client.process if len(portions) == 1 else None
             self.listing = self._listings[0] if len(self._listings) == 1 else joined_listing(self._listings)
             self._existing = () if self.listing.counts is None else self.listing.fields
             edges = tuple(accumulate((len(listing.shards) for listing in self._listings), initial=0))
@@ -303,12 +298,12 @@ class FeederLink:
         settings = self.options.pipeline(self.lanes, self._existing)
         return settings._replace(order=replace(settings.order, sampling=self._sampling.sampling))
 
-    def begin(self, start: EpochStart, *, at_once: bool = True) -> Connection:
-        """Request an epoch; not at once if the feeder has begun it by itself."""
+    def begin(self, start: EpochStart) -> Connection:
+        """Request an epoch."""
         connection = self.connect()
         if self._traced:
             connection.send(Tracing(on=True), later=True)
-        connection.send(start, later=not at_once)
+        connection.send(start)
         return connection
 
     def trace(self, *, on: bool) -> None:
@@ -335,9 +330,6 @@ class FeederLink:
             if self._connection is None or self._connection.death is None:
                 self._configure()  # else what has changed since is for the next pass
             connection = self._connection = self._start()
-            if self._closed:  # by another thread meanwhile
-                connection.close()
-                raise LoaderClosedError("the loader was closed; make a new one")
         return connection
 
     def change_transform(self, transform: Transform | None) -> None:
@@ -450,11 +442,9 @@ class FeederLink:
         if job is not None and client.is_here and not fetched:
             from streamload.trainer.in_process_feeder import InProcessChannel  # with the scheduler and the decoders
 
-            connection = Connection(InProcessChannel(configure, self.listing))
+            connection = Connection(InProcessChannel(configure))
         else:
             connection = client.feeder()
-            if connection is self._listed_by:
-                configure = configure._replace(listing=None)
         if job is not None:
             from streamload.workers.caller_worker import CallerWorker  # with the decoders
 

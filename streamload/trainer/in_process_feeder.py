@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
 
 from streamload.feeder.feeder import Feeder
@@ -51,19 +52,23 @@ class CopiedShards(ResidentShards):
 class InProcessChannel:
     """Reaches a feeder that works while a message is sent to it, by the methods of `Channel`."""
 
-    def __init__(self, configure: Configure, listing: Listing) -> None:
+    def __init__(self, configure: Configure) -> None:
         self._arrived: deque[Message] = deque()
-        shards = CopiedShards(listing, configure.fetching.storages)
+        self._working, self._closed = Lock(), False
+        shards = CopiedShards(configure.listing, configure.fetching.storages)
         configure = configure._replace(descriptors=configure.descriptors // 2)  # a slot has two here
-        self._feeder = Feeder(configure, listing, self._put, shards=shards)
+        self._feeder = Feeder(configure, self._put, shards=shards)
 
     def _put(self, message: Any, descriptors: Sequence[int] = (), *, close: bool = False) -> None:
         self._arrived.append((message, list(descriptors) if close else [os.dup(each) for each in descriptors]))
 
     def send_all(self, messages: Sequence[Any]) -> None:
         """Have the feeder handle messages."""
-        for message in messages:
-            self._feeder.handle(message)
+        with self._working:
+            for message in messages:
+                self._feeder.handle(message)
+        if self._closed:  # meanwhile, by another thread or the handler of a signal
+            self.close()
 
     def receive_now(self) -> Message | None:
         """Return the next message; None if there is none."""
@@ -80,8 +85,11 @@ class InProcessChannel:
         return ""
 
     def close(self) -> None:
-        """Close the feeder, and what was not received. Idempotent."""
-        self._feeder.close()
-        while self._arrived:
-            for descriptor in self._arrived.popleft()[1]:
-                os.close(descriptor)
+        """Close the feeder, and what was not received; after the messages that are being handled. Idempotent."""
+        self._closed = True
+        if self._working.acquire(blocking=False):
+            self._feeder.close()
+            while self._arrived:
+                for descriptor in self._arrived.popleft()[1]:
+                    os.close(descriptor)
+            self._working.release()
