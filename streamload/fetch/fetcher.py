@@ -529,7 +529,7 @@ class Fetcher:
             return await decompress(body, job.decompressor, write)
 
     async def _compressed(self, state: FetchedShard) -> AsyncGenerator[bytes]:
-        if self._storages.is_local(state.url):
+        if not self._storages.costs_requests(state.url):
             with open(open_listed(self._tables.listing.shard(state.number)), "rb") as local:
                 async for piece in _read_file(local.fileno()):
                     yield piece

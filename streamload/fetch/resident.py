@@ -38,7 +38,7 @@ class Fetching(NamedTuple):
 
 def is_all_local(urls: Iterable[str], storages: Storages) -> bool:
     """Return True if urls can be read without a server."""
-    return all(map(storages.is_local, urls))
+    return not any(map(storages.costs_requests, urls))
 
 
 def waits_for_index(listing: Listing, storages: Storages) -> bool:
@@ -49,11 +49,11 @@ def waits_for_index(listing: Listing, storages: Storages) -> bool:
 
 def fetched_shards(listing: Listing, storages: Storages) -> frozenset[int]:
     """Return the shards and sidecars that workers cannot open: remote and compressed ones."""
-    here = {folder: storages.is_local(f"{folder}/") for folder in {shard.folder for shard in listing.numbered}}
+    remote = {folder: storages.costs_requests(f"{folder}/") for folder in {shard.folder for shard in listing.numbered}}
     return frozenset(
         number
         for number, shard in enumerate(listing.numbered)
-        if not here[shard.folder] or compression_of(shard.url) is not None
+        if remote[shard.folder] or compression_of(shard.url) is not None
     )
 
 

@@ -220,7 +220,10 @@ def obstore_error(url: str, exc: Exception) -> StorageError:
 def fsspec_error(url: str, exc: Exception) -> StorageError:
     """Make the error for an exception of a filesystem, whose text may hold keys or signatures."""
     causes: list[BaseException] = [exc]
-    while (cause := causes[-1].__cause__) is not None and len(causes) < _MOST_CAUSES:
+    while len(causes) < _MOST_CAUSES:
+        cause = causes[-1].__cause__ or getattr(causes[-1], "reason", None)  # of urllib
+        if not isinstance(cause, BaseException):
+            break
         causes.append(cause)
     for cause in causes:
         status, code, retry_after = _response_of(cause)
@@ -266,15 +269,6 @@ def fsspec_errors(url: str, *passing: type[Exception]) -> Iterator[None]:
 
 
 # -- checks ----------------------------------------------------------------------------------------------------------
-
-
-def changed_error(url: str, was: str | None, now: str | None) -> ShardChangedError:
-    """Make the error for a changed object; `now` is None if its version is unknown."""
-    return ShardChangedError(
-        f"the shard was changed while it was in use: it was listed with ETag {was} and has {now or 'another one'} now; "
-        "make a new loader, and give every version of a dataset a folder of its own",
-        url=url,
-    )
 
 
 def missing_error(url: str, name: str, names: Iterable[str], folder: str) -> ShardNotFoundError:

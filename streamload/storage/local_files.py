@@ -17,8 +17,8 @@ from functools import partial
 from typing import BinaryIO
 from urllib.parse import unquote
 
-from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, without_secrets
-from streamload.storage.errors import check_length, check_small, close_matches
+from streamload.errors import ShardNotFoundError, StorageError, without_secrets
+from streamload.storage.errors import answer_error, check_length, check_small, close_matches
 from streamload.storage.protocol import UNKNOWN_BYTES, Entry, RangeBody, ShardInfo, find_entries
 
 _ROOT = 0
@@ -176,7 +176,7 @@ class LocalStorage:
         del etag  # local files have none
         path, total_bytes = local_path(url), self.info(url).bytes
         if start >= max(1, total_bytes):
-            raise ShardChangedError(f"the file ends at {total_bytes} bytes, before the requested {start}", url=path)
+            raise answer_error(path, 416)
         stop = total_bytes if end is None else min(end, total_bytes)
 
         async def pieces() -> AsyncGenerator[bytes, None]:

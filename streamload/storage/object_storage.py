@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import math
 import os
 import ssl
 import threading
@@ -18,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from http.client import HTTPException
+from http.client import HTTPException, HTTPMessage, HTTPResponse
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -45,10 +44,8 @@ from streamload.storage.protocol import (
     ShardInfo,
     find_entries,
     one_piece,
-    place_of,
     protocol_of,
     quoted,
-    same_etag,
 )
 from streamload.text import counted
 
@@ -252,8 +249,9 @@ _PIECE_BYTES = 512 << 10
 _RESOLVED_S = 60.0
 # A signed url has a store of its own.
 _MOST_STORES = 64
-_UNEXPLAINED = ("access is denied (401);", "access is denied (403);")
 _SIGNED_FOR = timedelta(hours=1)
+# The time-out of what is requested without obstore.
+_SILENT_S = 10.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # The process that has used obstore; its threads are missing in a fork.
@@ -295,20 +293,30 @@ class ObjectStorage:
         self._in_flight: weakref.WeakSet[Awaitable[object]] = weakref.WeakSet()
         self._broken: set[str] = set()
         self._answers_200: set[str] = set()
-        self._pauses: dict[str, tuple[float, float]] = {}
+        self._asked_s = self._paused_until_s = 0.0
         self._pausing = threading.Lock()
 
     def info(self, url: str) -> ShardInfo:
-        """Return size and version by one HEAD."""
+        """Return size and version by one HEAD; if it fails, a listing may say why."""
         root, key = locate(url)
         if not self._web and not key:
             raise ShardNotFoundError("this is a bucket, and a shard must be an object in it; check the path", url=url)
         try:
             return _info(url, self._retried(url, _head))
         except StorageError as exc:
-            if not self._web:
-                self._explain(url, root, key, exc)
-            raise
+            if self._web or isinstance(exc, TransientStorageError):
+                raise
+            error = exc
+        folder, _, name = key.rpartition("/")
+        try:
+            names = [entry.path.rpartition("/")[2] for entry in self._level(root, folder)]
+        except StorageError as exc:
+            if type(exc) is type(error):
+                error = type(exc)(exc.message, url=url)
+        else:
+            if isinstance(error, ShardNotFoundError):
+                error = errors.missing_error(url, name, names, root + folder)
+        raise error from None
 
     def absolute(self, url: str) -> str:
         """Return the url itself, with its protocol in lower case."""
@@ -350,7 +358,7 @@ class ObjectStorage:
         """Request a range by one GET."""
         root, key = locate(url)
         if root in self._answers_200:
-            return await self._open_signed(url, start, end, etag)
+            return await self._open_signed(url, start, end)
         options: Any = {"range": {"offset": start} if end is None else (start, end)}
         if etag is not None and not etag.startswith("W/"):  # a weak one never matches
             options["if_match"] = quoted(etag)
@@ -362,16 +370,17 @@ class ObjectStorage:
             is_whole = isinstance(error, errors.WholeAnswerError)
             if is_whole and self._signs and self._options.family == "s3":
                 self._answers_200.add(root)
-                return await self._open_signed(url, start, end, etag)
-            if type(error) is ShardChangedError or (is_whole and start == 0):
-                return await self._empty_or_refused(url, start, etag, error)
+                return await self._open_signed(url, start, end)
+            if start == 0 and (is_whole or isinstance(error, ShardChangedError)):  # it may be empty
+                with suppress(StorageError):
+                    meta = await asyncio.to_thread(self._retried, url, _head)
+                    if meta["size"] == 0:
+                        return RangeBody(0, _version(meta), one_piece(b""))
             raise await asyncio.to_thread(self._noted, url, error) from None
-        total_bytes, now = result.meta["size"], _version(result.meta)
-        if not same_etag(etag, now):
-            raise errors.changed_error(url, etag, now)
+        total_bytes = result.meta["size"]
         if tuple(result.range) != (start, total_bytes if end is None else min(end, total_bytes)):
             raise errors.answer_error(url, "other part")
-        return RangeBody(total_bytes, now, self._pieces(url, root, result, result.range[1] - start))
+        return RangeBody(total_bytes, _version(result.meta), self._pieces(url, root, result, result.range[1] - start))
 
     async def _pieces(self, url: str, root: str, result: Any, range_bytes: int) -> AsyncGenerator[bytes, None]:
         """Yield the body of an answer; after a broken one in small pieces, which count as progress."""
@@ -395,42 +404,23 @@ class ObjectStorage:
             del stream  # the last reference: obstore closes the connection with it
             (self._broken.add if left else self._broken.discard)(root)
 
-    async def _empty_or_refused(self, url: str, start: int, etag: str | None, error: StorageError) -> RangeBody:
-        """Return an empty body for an empty object, which has no range; else raise why a range was refused."""
-        try:
-            meta = await asyncio.to_thread(self._retried, url, _head)
-        except StorageError:
-            raise error from None
-        now = _version(meta)
-        if meta["size"] == start == 0 and same_etag(etag, now):
-            return RangeBody(0, now, one_piece(b""))
-        if etag is None or type(error) is not ShardChangedError or (now is not None and same_etag(etag, now)):
-            raise error from None
-        raise errors.changed_error(url, etag, now) from None
-
-    async def _open_signed(self, url: str, start: int, end: int | None, etag: str | None) -> RangeBody:
+    async def _open_signed(self, url: str, start: int, end: int | None) -> RangeBody:
         """Read a range whole from `rclone serve s3`, which sends parts with status 200; obstore refuses these."""
-        import aiohttp
 
-        root, key = locate(url)
-        headers = {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
-        with errors.fsspec_errors(url):
-            address = await self._flying(obstore.sign_async(self._store(root), "GET", key, _SIGNED_FOR))
-            async with (
-                aiohttp.ClientSession(raise_for_status=True) as session,
-                session.get(address, headers=headers, ssl=self._trust()) as response,
-            ):
-                content, now = await response.read(), quoted(response.headers.get("ETag"))
-                span, _, total = response.headers.get("Content-Range", "").rpartition("/")
-        if not same_etag(etag, now):
-            raise errors.changed_error(url, etag, now)
+        def read() -> tuple[bytes, HTTPMessage]:
+            wanted = f"bytes={start}-{'' if end is None else end - 1}"
+            with errors.fsspec_errors(url), self._send(url, wanted) as response:
+                return response.read(), response.headers
+
+        content, headers = await asyncio.to_thread(read)
+        etag, (span, _, total) = quoted(headers.get("ETag")), headers.get("Content-Range", "").rpartition("/")
         if start == 0 and not content:
-            return RangeBody(0, now, one_piece(b""))
+            return RangeBody(0, etag, one_piece(b""))
         if span != f"bytes {start}-{start + len(content) - 1}" or not total.isdigit():
             raise errors.answer_error(url, "whole")
         stop = int(total) if end is None else min(end, int(total))
         errors.check_length(url, content, stop - start, int(total))
-        return RangeBody(int(total), now, one_piece(content))
+        return RangeBody(int(total), etag, one_piece(content))
 
     def write(self, url: str, source: bytes | str) -> None:
         """Write by one PUT, or in parts if it is large."""
@@ -459,21 +449,6 @@ class ObjectStorage:
     def _flying(self, answer: Awaitable[_Result]) -> Awaitable[_Result]:
         self._in_flight.add(answer)
         return answer
-
-    def _explain(self, url: str, root: str, key: str, error: StorageError) -> None:
-        """Raise an error that says more than a HEAD, which has no body: from a listing."""
-        is_missing = isinstance(error, ShardNotFoundError)
-        if not is_missing and not error.message.startswith(_UNEXPLAINED):
-            return
-        folder, _, name = key.rpartition("/")
-        try:
-            names = [entry.path.rpartition("/")[2] for entry in self._level(root, folder)]
-        except StorageError as exc:
-            if type(exc) is type(error):
-                raise type(exc)(exc.message, url=url) from None
-            return
-        if is_missing:
-            raise errors.missing_error(url, name, names, root + folder) from None
 
     def _level(self, root: str, folder: str) -> Sequence[Entry]:
         listed: Any = self._retried(root + folder, lambda store, _: obstore.list_with_delimiter(store, folder or None))
@@ -519,38 +494,39 @@ class ObjectStorage:
             with self._lock:
                 self._stores.clear()
         if isinstance(error, TransientStorageError) and error.throttled:
-            place = place_of(url)
-            with self._pausing:  # one HEAD for all requests that are refused together
-                asked_s, pause_s = self._pauses.get(place, (-math.inf, 0.0))
-                if time.monotonic() - asked_s > max(1.0, pause_s):
-                    pause_s, asked_s = self._retry_after_s(url), time.monotonic()  # a slow answer is one for all too
-                    self._pauses[place] = asked_s, pause_s
-            error.retry_after_s = max(0.0, asked_s + pause_s - time.monotonic())
+            with self._pausing:  # one question for all requests that are refused together
+                if time.monotonic() > max(self._asked_s + 1.0, self._paused_until_s):
+                    pause_s = self._retry_after_s(url)
+                    self._asked_s = time.monotonic()
+                    self._paused_until_s = self._asked_s + pause_s
+            error.retry_after_s = max(0.0, self._paused_until_s - time.monotonic())
         return error
 
     def _retry_after_s(self, url: str) -> float:
-        """Return the `Retry-After`, which obstore does not show, by one HEAD; 0 for none."""
-        address, headers = url, self._options.client.get("default_headers", {})
+        """Return the `Retry-After`, which obstore does not show, by one more request; 0 for none."""
         try:
-            if self._web:
-                address, headers = _without_login(url, headers)
-            elif not self._signs:
-                return 0.0
-            else:
-                root, key = locate(url)
-                # Azure signs rights: of a HEAD, none.
-                method: Any = "GET" if self._options.family == "az" else "HEAD"
-                address = obstore.sign(self._store(root), method, key, _SIGNED_FOR)
-            request = urllib.request.Request(address, method="HEAD")  # noqa: S310  it is a web address
-            for name, value in headers.items():
-                request.add_unredirected_header(name, value)
-            urllib.request.urlopen(request, timeout=5.0, context=self._trust()).close()  # noqa: S310
+            if self._web or self._signs:
+                self._send(url, "bytes=0-0").close()
         except urllib.error.HTTPError as exc:
             exc.close()
             return errors.parse_retry_after(exc.headers.get("Retry-After")) or 0.0
         except (BaseError, OSError, ValueError, HTTPException):
             pass
         return 0.0
+
+    def _send(self, url: str, wanted: str) -> HTTPResponse:
+        """Request a range without obstore, on a thread. Raises what urllib raises, or BaseError."""
+        address, headers = url, self._options.client.get("default_headers", {})
+        if self._web:
+            address, headers = _without_login(url, headers)
+        else:
+            root, key = locate(url)
+            address = obstore.sign(self._store(root), "GET", key, _SIGNED_FOR)
+        request = urllib.request.Request(address, headers={"Range": wanted})  # noqa: S310  it is a web address
+        for name, value in headers.items():
+            request.add_unredirected_header(name, value)
+        response: HTTPResponse = urllib.request.urlopen(request, timeout=_SILENT_S, context=self._trust())  # noqa: S310
+        return response
 
     def _trust(self) -> ssl.SSLContext:
         """Return the TLS settings of the options."""

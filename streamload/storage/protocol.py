@@ -73,8 +73,9 @@ class RangeBody:
 # - is_folder(url): True if something lies below the url.
 # - read_bytes(url, most_bytes=): a small file whole; a larger one is an error.
 # - open_range(url, start, end, etag=): the bytes from `start` to `end` (exclusive; None for the rest; cut at the
-#   object's end). ShardChangedError if the object is not the version of `etag` (None takes any), or too short for
-#   `start` (only an empty object has an empty range); TransientStorageError if a retry may succeed.
+#   object's end). ShardChangedError if the object is too short for `start` (only an empty object has an empty range),
+#   or if the storage finds that it is not the version of `etag`; the caller compares the answer's version all the same.
+#   TransientStorageError if a retry may succeed.
 # - write(url, source): a file whole or not at all, from bytes or from a local file given by its path.
 # - delete(url): a missing file is no error.
 # - aclose(): close the connections that the running loop has opened; later reads open new ones.

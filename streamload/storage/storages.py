@@ -67,7 +67,7 @@ class Storages:
         """
         if self._filesystem is not None:
             _refuse_other_protocol(self._filesystem, url)
-        if self.is_local(url):
+        if not self.costs_requests(url):
             local_path(url)
             return self._local
         protocol = "fsspec" if self._filesystem is not None else protocol_of(url)
@@ -86,22 +86,18 @@ class Storages:
 
                 object_options(protocol, options)
 
-    def is_local(self, url: str) -> bool:
-        """Return True if a url is a file that is opened by its path; none is with a `filesystem`.
+    def costs_requests(self, url: str) -> bool:
+        """Return True if reading a url costs requests; False if it is a file that is opened by its path.
 
-        Raises ValueError for a url with one slash too few.
+        With a `filesystem` everything does. Raises ValueError for a url with one slash too few.
         """
         if self._filesystem is not None:
-            return False
+            return True
         explicit = url.startswith(("file:", "/"))
         if explicit or protocol_of(url) != "file":
-            return explicit
+            return not explicit
         _refuse_one_slash(url)
-        return True
-
-    def costs_requests(self, url: str) -> bool:
-        """Return True if reading a url costs requests, so that its index is trusted."""
-        return not self.is_local(url)
+        return False
 
     def is_process_local(self, url: str) -> bool:
         """Return True if only this process can read a url: `memory://`, or a class of the script."""
