@@ -182,11 +182,6 @@ def test_a_bomb_is_refused_before_it_has_gone_off(compression: Compression) -> N
     assert RATIO_FREE_BYTES < decompressor.decompressed_bytes <= RATIO_FREE_BYTES + (1 << 20)
 
 
-@pytest.mark.parametrize("compression", ALL)
-def test_a_small_archive_may_be_as_dense_as_it_likes(compression: Compression) -> None:
-    assert decompressed(compression, _dense(compression)) == bytes(DENSE_BYTES)
-
-
 # -- driven by a loop ----------------------------------------------------------------------------------------------
 
 

@@ -56,47 +56,38 @@ def lay_out(folder: Path) -> Samples:
     return expected
 
 
-def packed_by(program: str, tar_format: str, tmp_path: Path, names: list[str]) -> Path:
-    shard = tmp_path / "shard.tar"
-    (tmp_path / "list").write_bytes(b"".join(os.fsencode(name) + b"\0" for name in names))
-    subprocess.run(
-        [program, f"--format={tar_format}", "-cf", str(shard), "--null", "-T", str(tmp_path / "list")],
-        cwd=tmp_path / "files",
-        env={**os.environ, "LC_ALL": "C.UTF-8"},
-        check=True,
-        timeout=60,
-    )
-    return shard
-
-
 def skip_without_gnu_tar() -> None:
     version = subprocess.run(["tar", "--version"], capture_output=True, text=True, check=False, timeout=60)
     if "GNU tar" not in version.stdout:
         pytest.skip("tar is not GNU tar here")
 
 
-def check_packed(program: str, tar_format: str, longest: int, tmp_path: Path) -> None:
-    if shutil.which(program) is None:
+@pytest.mark.parametrize(
+    ("program", "tar_format", "longest"),
+    [
+        *(("tar", tar_format, 1000) for tar_format in ("gnu", "oldgnu", "posix")),
+        *(("bsdtar", tar_format, 1000) for tar_format in ("gnutar", "pax")),
+        *((program, *limited) for program in ("tar", "bsdtar") for limited in (("ustar", 200), ("v7", 90))),
+    ],
+)
+def test_what_a_tar_packs(program: str, tar_format: str, longest: int, tmp_path: Path) -> None:
+    if program == "tar":
+        skip_without_gnu_tar()
+    elif shutil.which(program) is None:
         pytest.skip(f"{program} is not installed")
     (tmp_path / "files").mkdir()
     expected = [sample for sample in lay_out(tmp_path / "files") if len(os.fsencode(sample[0])) < longest]
-    names = [f"{key}.{field}" for key, fields in expected for field in fields]
-    shard = packed_by(program, tar_format, tmp_path, names)
-    assert ours(shard) == expected
-    assert by_webdataset(shard) == expected
-
-
-@pytest.mark.parametrize(
-    ("tar_format", "longest"), [("gnu", 1000), ("oldgnu", 1000), ("posix", 1000), ("ustar", 200), ("v7", 90)]
-)
-def test_gnu_tar(tar_format: str, longest: int, tmp_path: Path) -> None:
-    skip_without_gnu_tar()
-    check_packed("tar", tar_format, longest, tmp_path)
-
-
-@pytest.mark.parametrize(("tar_format", "longest"), [("gnutar", 1000), ("pax", 1000), ("ustar", 200), ("v7", 90)])
-def test_bsdtar(tar_format: str, longest: int, tmp_path: Path) -> None:
-    check_packed("bsdtar", tar_format, longest, tmp_path)
+    (tmp_path / "list").write_bytes(
+        b"".join(os.fsencode(f"{key}.{field}") + b"\0" for key, fields in expected for field in fields)
+    )
+    subprocess.run(
+        [program, f"--format={tar_format}", "-cf", tmp_path / "shard.tar", "--null", "-T", tmp_path / "list"],
+        cwd=tmp_path / "files",
+        env={**os.environ, "LC_ALL": "C.UTF-8"},
+        check=True,
+        timeout=60,
+    )
+    assert ours(tmp_path / "shard.tar") == by_webdataset(tmp_path / "shard.tar") == expected
 
 
 @pytest.mark.parametrize("mtime", [None, 0])
