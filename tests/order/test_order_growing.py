@@ -56,7 +56,7 @@ def test_the_same_rows_however_the_counts_grow(options, counts, world_size, max_
         assert not set(block.shard.tolist()) & set(named) or block.ends[-1] == sum(counts)
         named += plan.finished()
         assert all(known.values[shard] >= 0 for shard in named)
-        rows = list(zip(block.shard.tolist(), block.sample.tolist(), strict=True))
+        rows = oracle.block_rows(block)
         edges = block.batch_edges.tolist()
         batches += [(end, rows[a:b]) for a, b, end in zip(edges[:-1], edges[1:], block.ends.tolist(), strict=True)]
     assert batches == oracle.rank_batches(options, oracle.epoch_order(options, counts, 0), rank, world_size, start)

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from order_oracle import key_of, lane_outputs, option_sets, plan_batches, word
+from order_oracle import interleaved, key_of, option_sets, plan_batches, releases, shuffled, word
 
 from streamload.order.mixing import BlockShares
 from streamload.order.options import OrderOptions
@@ -87,23 +87,17 @@ def slow_dataset(
     own = counts[mixed.edges[dataset] : mixed.edges[dataset + 1]]
     total, sequence = sum(own), []
     for number in range(epoch * size // total, (epoch * size + size) // total + 1):
-        shards = list(range(len(own)))
-        if options.shuffle:
-            key = key_of(options.seed, number, f"shards of dataset {dataset}")
-            shards.sort(key=lambda shard: (word(key, shard), shard))
+        shards = shuffled(options, len(own), number, f"shards of dataset {dataset}")
         done = number - epoch * size // total
         sequence += [(shard + mixed.edges[dataset], sample, done) for shard in shards for sample in range(own[shard])]
     sequence = sequence[epoch * size % total :][:size]
     key = key_of(options.seed, epoch, "window")
-    lanes = []
-    for lane in range(options.lanes):
-        part = sequence[lane * size // options.lanes : (lane + 1) * size // options.lanes]
-        if options.shuffle:
-            draws = [(word(key, sample, shard, done) >> 11) / 2**53 for shard, sample, done in part]
-            part = [part[p] for p in lane_outputs(draws, options.window)]
-        lanes.append(part)
-    longest = max(map(len, lanes))
-    return [(lane, *part[n][:2]) for n in range(longest) for lane, part in enumerate(lanes) if n < len(part)]
+
+    def draw(row: tuple[int, int, int]) -> float:
+        shard, sample, done = row
+        return (word(key, sample, shard, done) >> 11) / 2**53
+
+    return [(lane, *row[:2]) for lane, _, row in interleaved(options, sequence, draw)]
 
 
 @st.composite
@@ -153,19 +147,11 @@ def test_nothing_that_was_let_go_of_comes_again(case: tuple[OrderOptions, list[i
     assert isinstance(options.sampling, Mixed)
     _, lines = dataset_sequences(options, options.sampling, known, 1)
     has_repeats = {shard for sequence in lines if sequence.has_repeats for shard in sequence.order.tolist()}
-    blocks, gone, left = [], [], []
-    while (block := plan.take(1)) is not None:
-        blocks.append(set(zip(block.shard.tolist(), block.sample.tolist(), strict=True)))
-        gone.append(plan.finished())
-        left.append([[s for a, b in plan.unpassed(shard) for s in range(a, b)] for shard in range(len(counts))])
+    blocks, gone, left = releases(plan, counts, pad=options.pad)
     for at in range(len(blocks)):
         later = set().union(*blocks[at + 1 :])
-        assert not {shard for shard, _ in later} & {shard for named in gone[: at + 1] for shard in named}
         assert all(sample in left[at][shard] for shard, sample in later if shard not in has_repeats)
-    named = [shard for shards in [*gone, plan.finished()] for shard in shards]
-    assert len(named) == len(set(named))
-    assert {shard for block in blocks for shard, _ in block} <= set(named)
-    assert set(plan.shards_ahead()) == set(named)
+    assert set(plan.shards_ahead()) == {shard for shards in gone for shard in shards}
 
 
 def test_a_part_is_kept_for_a_window_and_not_longer() -> None:

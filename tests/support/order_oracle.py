@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from streamload.order.options import OrderOptions
-from streamload.order.plan import EpochPlan
+from streamload.order.plan import EpochPlan, RowBlock
 from streamload.order.randomness import CounterDraws, as_uniforms
 from streamload.order.runs import shards_in_order
 from streamload.order.shard_counts import ShardCounts
 
 MASK = 2**64 - 1
+Row = TypeVar("Row")
 
 
 def philox(counter: list[int], key: tuple[int, int]) -> list[int]:
@@ -52,25 +55,29 @@ def lane_outputs(draws: list[float], window: int) -> list[int]:
     return sorted(range(len(draws)), key=lambda p: (p + draws[p] * window, p))
 
 
+def shuffled(options: OrderOptions, n_shards: int, epoch: int, purpose: str = "shards") -> list[int]:
+    key = key_of(options.seed, epoch, purpose)
+    return (
+        sorted(range(n_shards), key=lambda shard: (word(key, shard), shard)) if options.shuffle else [*range(n_shards)]
+    )
+
+
+def interleaved(options: OrderOptions, line: Sequence[Row], draw: Callable[[Row], float]) -> list[tuple[int, int, Row]]:
+    """Rows as (lane, number in lane, row): each lane's in the order of keys, and the lanes in turn."""
+    n, lanes = len(line), []
+    for lane in range(options.lanes):
+        own = line[lane * n // options.lanes : (lane + 1) * n // options.lanes]
+        order = lane_outputs([draw(row) for row in own], options.window) if options.shuffle else range(len(own))
+        lanes.append([own[p] for p in order])
+    longest = max(map(len, lanes))
+    return [(lane, i, own[i]) for i in range(longest) for lane, own in enumerate(lanes) if i < len(own)]
+
+
 def epoch_order(options: OrderOptions, counts: list[int], epoch: int) -> list[tuple[int, int, int, int]]:
     """The whole order as (lane, number in lane, shard, sample in shard)."""
-    shards = list(range(len(counts)))
-    if options.shuffle:
-        shard_key = key_of(options.seed, epoch, "shards")
-        shards.sort(key=lambda s: (word(shard_key, s), s))
-    sequence = [(shard, sample) for shard in shards for sample in range(counts[shard])]
-    n, n_lanes = len(sequence), options.lanes
+    line = [(shard, sample) for shard in shuffled(options, len(counts), epoch) for sample in range(counts[shard])]
     key = key_of(options.seed, epoch, "window")
-    lanes = []
-    for lane in range(n_lanes):
-        own = sequence[lane * n // n_lanes : (lane + 1) * n // n_lanes]
-        if options.shuffle:
-            own = [own[p] for p in lane_outputs([uniform(key, *row) for row in own], options.window)]
-        lanes.append(own)
-    order = []
-    for number in range(max(map(len, lanes))):
-        order += [(lane, number, *own[number]) for lane, own in enumerate(lanes) if number < len(own)]
-    return order
+    return [(lane, i, *row) for lane, i, row in interleaved(options, line, lambda row: uniform(key, *row))]
 
 
 def keys_on_one_lane(options: OrderOptions, counts: list[int]) -> tuple[list[int], list[float]]:
@@ -107,19 +114,52 @@ def rank_batches(
     return batches
 
 
-def plan_batches(plan: EpochPlan, max_rows: int = 64) -> list[tuple[int, list[tuple[int, int]]]]:
-    """What a plan with known counts gives, in the oracle's form."""
+def block_rows(block: RowBlock) -> list[tuple[int, int]]:
+    return list(zip(block.shard.tolist(), block.sample.tolist(), strict=True))
+
+
+def plan_batches(
+    plan: EpochPlan, max_rows: int = 64, reveal: Callable[[int], None] | None = None
+) -> list[tuple[int, list[tuple[int, int]]]]:
+    """What a plan gives, in the oracle's form; `reveal` makes a shard's count known when it is missing."""
     batches = []
-    while (block := plan.take(max_rows)) is not None:
+    while True:
+        while reveal is not None and (missing := plan.missing(2)):
+            for shard in missing:
+                reveal(shard)
+        if (block := plan.take(max_rows)) is None:
+            break
         edges = block.batch_edges.tolist()
         assert len(edges) == len(block.ends) + 1
         assert edges[0] == 0
         assert edges[-1] == len(block.shard) == len(block.sample)
         assert len(edges) == 2 or edges[-1] <= max_rows
-        rows = list(zip(block.shard.tolist(), block.sample.tolist(), strict=True))
+        rows = block_rows(block)
         batches += [(end, rows[a:b]) for a, b, end in zip(edges[:-1], edges[1:], block.ends.tolist(), strict=True)]
     assert plan.take(max_rows) is None
     return batches
+
+
+def releases(
+    plan: EpochPlan, counts: list[int], *, pad: bool
+) -> tuple[list[set[tuple[int, int]]], list[list[int]], list[list[list[int]]]]:
+    """Of each block: its rows, the shards that are finished after it, and each shard's samples that are not passed.
+
+    No shard is named twice as finished, or comes after that, but to fill up the last batch.
+    """
+    blocks, gone, left = [], [], []
+    while (block := plan.take(1)) is not None:
+        blocks.append(set(block_rows(block)))
+        gone.append(plan.finished())
+        left.append([[s for a, b in plan.unpassed(shard) for s in range(a, b)] for shard in range(len(counts))])
+    gone.append(plan.finished())
+    named = [shard for shards in gone for shard in shards]
+    assert len(named) == len(set(named))
+    assert pad or {shard for rows in blocks for shard, _ in rows} <= set(named)
+    for at in range(len(blocks)):
+        later = set().union(*blocks[at + 1 : len(blocks) - pad])
+        assert not {shard for shard, _ in later} & {shard for shards in gone[: at + 1] for shard in shards}
+    return blocks, gone, left
 
 
 def rank_plan(
