@@ -124,6 +124,20 @@ def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:
         ) from None
 
 
+def handlers_in(decoder: object) -> tuple[Callable[[str, Any], Any], ...]:
+    """Return decoders of WebDataset's kind, functions of an extension and bytes, of one or a list; () of others."""
+    functions: tuple[Any, ...] = tuple(decoder) if isinstance(decoder, list | tuple) else (decoder,)
+    for function in functions:
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):
+            return ()
+        needed = [each.name for each in parameters if each.default is each.empty and each.kind < each.VAR_POSITIONAL]
+        if len(needed) != 2 or inspect.iscoroutinefunction(function):
+            return ()
+    return functions
+
+
 # Typos are closer to a known name than this; other loaders' arguments (`batch_sampler`) mostly are not.
 _ALIKE = 0.77
 

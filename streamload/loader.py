@@ -28,6 +28,7 @@ from streamload.statistics import Meter, Statistics
 from streamload.storage.local_files import replace_file
 from streamload.storage.protocol import UNKNOWN_BYTES
 from streamload.storage.urls import Urls
+from streamload.tar.extensions import Decode
 from streamload.text import counted
 from streamload.trace import trace_json
 from streamload.trainer.device import Cuda, device_for
@@ -93,7 +94,7 @@ class StreamLoader(OpenDataset):
         memory_budget: memory for fetched shards and requests, in bytes or as "8GB"; "auto" is a quarter of the free
             memory, divided among the ranks of a machine. Local uncompressed shards use none of it.
         decode: (data) True decodes by extension; a mapping from extensions to functions of bytes extends or replaces
-            that; False leaves bytes. Pickles are never loaded.
+            that; WebDataset's decoders, one or a list, are asked before; False leaves bytes. Pickles are never loaded.
         join: (data) sidecars, one or a list: datasets with more fields of the samples, matched by key, as written by
             `streamload map --sidecar`.
         verify: (data) check every field against the checksum in the index.
@@ -148,7 +149,7 @@ class StreamLoader(OpenDataset):
         where: Where | None = None,
         storage_options: Mapping[str, Any] | None = None,
         memory_budget: int | str = "auto",
-        decode: bool | Mapping[str, Callable[[bytes], Any]] = True,
+        decode: Decode = True,
         join: Urls | None = None,
         verify: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,

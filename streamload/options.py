@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from streamload.arguments import alternatives, by_field, check_int, check_takes_one, parse_bytes
+from streamload.arguments import alternatives, by_field, check_int, check_takes_one, handlers_in, parse_bytes
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
 from streamload.decode.failure import Attempt, describe_existing
 from streamload.decode.job_pickle import pickle_job
@@ -22,7 +22,7 @@ from streamload.order.options import MAX_LANES, MAX_SAMPLES, OrderOptions
 from streamload.ray_feeders import RayFeeders
 from streamload.storage.local_files import refuse_url, why_not_private
 from streamload.storage.storages import Storages
-from streamload.tar.extensions import may_expand
+from streamload.tar.extensions import Decode, may_expand
 from streamload.workers.launchers import found_rank, local_ranks, processors_of_rank
 
 _MOST_BATCH_SIZE = 1 << 40
@@ -51,7 +51,7 @@ class Options:
     batch_size: int = 1
     shuffle: bool | int = False
     fields: Sequence[str] | None = None
-    decode: bool | Mapping[str, Callable[[bytes], Any]] = True
+    decode: Decode = True
     transform: Transform | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     drop_last: bool = False
@@ -128,6 +128,13 @@ class Options:
         raise ValueError(f"num_workers={self.num_workers}, but only this process can read {only_here!r}: {advice}")
 
     @cached_property
+    def decoders(self) -> Decode:
+        """Return `decode`, with WebDataset's decoders as tuples."""
+        if isinstance(self.decode, Mapping):
+            return {key: handlers_in(decoder) or decoder for key, decoder in self.decode.items()}
+        return self.decode if isinstance(self.decode, bool) else handlers_in(self.decode)
+
+    @cached_property
     def budget_bytes(self) -> int:
         """Return the memory budget; "auto" is resolved once, since less may be free later."""
         if self.memory_budget == "auto":
@@ -149,7 +156,7 @@ class Options:
         """Return the settings for making samples; `existing` has the shards' fields, if known."""
         return Job(
             self.field_names,
-            self.decode,
+            self.decoders,
             self.transform,
             self.collate_fn,
             self.worker_init_fn,
@@ -165,7 +172,7 @@ class Options:
         if self.fields is None and not existing:
             return int(self.decode is not False)
         wanted = existing if self.field_names is None else self.field_names
-        return sum(any(may_expand(name, self.decode) for name in entry.split(";")) for entry in wanted)
+        return sum(any(may_expand(name, self.decoders) for name in entry.split(";")) for entry in wanted)
 
     def _expansion_limit_bytes(self, own_transforms: OwnTransforms, existing: Sequence[str]) -> int:
         """Return the limit for the expansion of one field.
@@ -262,23 +269,31 @@ class Options:
                 raise TypeError(f"{name}={function!r} must be a function, or None")
         if self.collate_fn is not None:
             check_takes_one("collate_fn", self.collate_fn, "the list of a batch's samples")
-        for name, what, argument in (("decode", "an extension", "its bytes"), ("transform", "a field", "its value")):
-            functions = getattr(self, name)
-            if not isinstance(functions, Mapping):
-                continue
-            for key, function in functions.items():
-                if not isinstance(key, str) or not callable(function):
-                    raise TypeError(f"{name} must map {what} to a function; it has {key!r}: {function!r}")
-                check_takes_one(f"{name}[{key!r}]", function, argument)
-            by_field(name, functions)
-        if not isinstance(self.decode, bool | Mapping):
-            raise TypeError(f"decode={self.decode!r} must be True, False or a mapping from extensions to functions")
+        self._check_functions_by_field()
         if self.transform is not None and not isinstance(self.transform, Mapping):
             if not callable(self.transform):
                 raise TypeError(
                     f"transform={self.transform!r} must be a function, or a mapping from fields to functions"
                 )
             check_takes_one("transform", self.transform, "the sample: a tuple of its fields, or a dict if fields=None")
+
+    def _check_functions_by_field(self) -> None:
+        for name, what, argument in (("decode", "an extension", "its bytes"), ("transform", "a field", "its value")):
+            functions = getattr(self, name)
+            if not isinstance(functions, Mapping):
+                continue
+            for key, function in functions.items():
+                if isinstance(key, str) and name == "decode" and handlers_in(function):
+                    continue
+                if not isinstance(key, str) or not callable(function):
+                    raise TypeError(f"{name} must map {what} to a function; it has {key!r}: {function!r}")
+                check_takes_one(f"{name}[{key!r}]", function, argument)
+            by_field(name, functions)
+        if not isinstance(self.decode, bool | Mapping) and not handlers_in(self.decode):
+            raise TypeError(
+                f"decode={self.decode!r} must be True, False, a mapping from extensions to functions, or decoders of "
+                'WebDataset, such as wds.imagehandler("rgb8"): functions of (extension, bytes), one or a list'
+            )
 
     def _check_fields(self, wanted: Sequence[str]) -> None:
         advice = f'fields={wanted!r} must be a tuple of strings, such as ("jpg;png", "cls")'

@@ -7,7 +7,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from typing import Any
@@ -39,6 +39,7 @@ from streamload.sampling.mixture import Portion
 from streamload.sampling.selection import Where
 from streamload.storage.urls import Urls
 from streamload.tar.decompression import compression_of
+from streamload.tar.extensions import Decode
 from streamload.tar.scan import scan_file
 from streamload.text import counted
 from streamload.trainer.checks import SkippedMembers, warn_of_separate_crops, warn_of_unused_decoders
@@ -249,7 +250,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         urls: Urls,
         *,
         fields: Sequence[str] | None = None,
-        decode: bool | Mapping[str, Callable[[bytes], Any]] = True,
+        decode: Decode = True,
         transform: Transform | None = None,
         index: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,

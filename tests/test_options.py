@@ -41,6 +41,10 @@ def two_arguments(image: Any, label: Any) -> Any:
     return image, label
 
 
+def three_arguments(key: str, image: Any, label: Any) -> Any:
+    return key, image, label
+
+
 def no_argument() -> None:
     pass
 
@@ -79,7 +83,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("transform", two_arguments, TypeError, "a tuple of its fields, or a dict if fields=None (and with a random"),
     ("transform", no_argument, TypeError, "but: too many positional arguments"),
     ("transform", {"jpg": two_arguments}, TypeError, "transform['jpg']"),
-    ("decode", {"jpg": two_arguments}, TypeError, "called with one argument, its bytes"),
+    ("decode", {"jpg": three_arguments}, TypeError, "called with one argument, its bytes"),
     ("transform", {"jpg": RandomResizedCrop}, TypeError, "its value; give one, as in RandomResizedCrop(...)"),
     ("collate_fn", two_arguments, TypeError, "called with one argument, the list of a batch's samples"),
     *[("fields", value, TypeError, 'a tuple of strings, such as ("jpg;png", "cls")') for value in ("jpg", 3, {"jpg"})],

@@ -25,7 +25,7 @@ from streamload.decode.array_files import (
     expansion_error,
 )
 from streamload.images.files import decode_image
-from streamload.tar.extensions import KIND_OF, Kind, decodes_as_built_in, last_extension
+from streamload.tar.extensions import KIND_OF, Decode, Handler, Kind, decodes_as_built_in, last_extension
 from streamload.text import counted
 
 _ZIP = b"PK\x03\x04"
@@ -45,7 +45,7 @@ _INT64_LIMIT = 1 << 63
 
 def decoder_for(
     field: str,
-    decode: bool | Mapping[str, Callable[[bytes], Any]] = True,
+    decode: Decode = True,
     limit_bytes: int = DECOMPRESSED_LIMIT_BYTES,
 ) -> Decoder:
     """Return the decoder of a field.
@@ -53,8 +53,9 @@ def decoder_for(
     Args:
         field: the full name, such as `"jpg"`, `"seg.png"` or `"depth.npy.gz"`. The last extension decides; `gz` is
             decompressed and then decoded by the extension before it. Unknown extensions give bytes.
-        decode: True for the built-in decoders, False for bytes, or a mapping of functions of `bytes` that replace
-            built-in decoders. Keys are full names, which take precedence, last extensions, or several (`"jpg;png"`).
+        decode: True for the built-in decoders, False for bytes, a tuple of `Handler`, or a mapping of functions of
+            `bytes`, or such tuples, that replace built-in decoders. Keys are full names, which take precedence, last
+            extensions, or several (`"jpg;png"`).
         limit_bytes: maximum excess of a decoded field over its stored bytes, for `gz`, `npz` and `pt`.
 
     Raises:
@@ -62,14 +63,15 @@ def decoder_for(
     """
     if decode is False:
         return bytes
-    users: Mapping[str, Decoder] = {}
-    if decode is not True:
-        users = by_field("decode", decode)
     field = normal_name(field)
     extension = last_extension(field)
+    users: Mapping[str, Any] = by_field("decode", decode) if isinstance(decode, Mapping) else {}
+    if isinstance(decode, tuple) and extension != "gz":  # WebDataset, too, decompresses before it calls handlers
+        users = {extension: decode}
     for name in (field, extension):
         if name in users:
-            return users[name]
+            user: Decoder | tuple[Handler, ...] = users[name]
+            return partial(_handled, user, field, limit_bytes=limit_bytes) if isinstance(user, tuple) else user
     if extension == "gz":
         inner_field = field.rpartition(".")[0]
         inner = decoder_for(inner_field, decode, limit_bytes)
@@ -79,6 +81,18 @@ def decoder_for(
     if extension in _EXPANDING:
         return partial(_EXPANDING[extension], limit_bytes=limit_bytes)
     return _BY_EXTENSION.get(extension, bytes)
+
+
+def _handled(handlers: tuple[Handler, ...], field: str, data: bytes, *, limit_bytes: int) -> Any:
+    """Return the first result of WebDataset's handlers that is not None, else that of the built-in decoder."""
+    key, content = f".{field}", data
+    for handler in handlers:
+        value = handler(key, content)
+        if type(value).__name__ == "Continue":  # WebDataset's class for what was decompressed for further handlers
+            key, content = value.key, value.data
+        elif value is not None:
+            return value
+    return decoder_for(key, True, limit_bytes)(memoryview(content))
 
 
 def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) -> bytearray:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
 from streamload.order.shard_counts import distinct
+from streamload.tar.extensions import Decode
 from streamload.tar.scan import ScannedPiece
 from streamload.tar.table import ShardTable
 
@@ -158,7 +159,7 @@ class Job(NamedTuple):
     """
 
     fields: tuple[str, ...] | None
-    decode: bool | Mapping[str, Callable[[bytes], Any]]
+    decode: Decode
     transform: Transform | None
     collate_fn: Callable[[list[Any]], Any] | None
     worker_init_fn: Callable[[int], Any] | None

@@ -173,7 +173,8 @@ def map_shards(
         sidecar: write only the new fields, for `StreamLoader(..., join=destination)`: one shard per shard, and one
             sample or None per sample.
         batch_size: maximum number of samples of one shard that the function gets at once.
-        decode: as for `TarDataset`; values other than bytes are encoded by their extension for writing.
+        decode: True, False, or a mapping from extensions to functions of bytes; values other than bytes are encoded by
+            their extension for writing.
         where: the samples to read; as for `StreamLoader`.
         workers: as for `pack`.
         max_bytes: maximum size of a new shard; by default 256 MB if `max_count` is given.

@@ -7,7 +7,7 @@ names as often as for numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -66,13 +66,19 @@ KIND_OF: dict[str, Kind] = {
 }
 """By extension, in lower case. All others hold bytes."""
 
+Handler = Callable[[str, Any], Any]
+"""A decoder of WebDataset's kind: a function of the extension, such as ".jpg", and bytes; declines by None."""
+
+Decode = bool | Mapping[str, Callable[[Any], Any] | Handler | Sequence[Handler]] | Handler | Sequence[Handler]
+"""The argument `decode`; once checked, handlers are a tuple."""
+
 _EXPANDING = {"gz", *(extension for extension, kind in KIND_OF.items() if kind in (Kind.ARRAYS, Kind.TORCH))}
 
 
-def decodes_as_built_in(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> bool:
+def decodes_as_built_in(field: str, decode: Decode = True) -> bool:
     """Return True if the library itself decodes a field, so that a faster decoder may replace its own."""
-    if isinstance(decode, bool):
-        return decode
+    if not isinstance(decode, Mapping):
+        return decode is True
     names = {name for key in decode for name in alternatives(key)}
     return normal_name(field) not in names and last_extension(normal_name(field)) not in names
 
@@ -83,9 +89,10 @@ def applies_to(key: str, field: str) -> bool:
     return any(not {each, last_extension(each)}.isdisjoint(names) for each in (field, field.removesuffix(".gz")))
 
 
-def may_expand(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> bool:
+def may_expand(field: str, decode: Decode = True) -> bool:
     """Return True if the library's own decoder of a field has a `limit_bytes`."""
-    return decodes_as_built_in(field, decode) and last_extension(normal_name(field)) in _EXPANDING
+    may_be_ours = isinstance(decode, tuple) or decodes_as_built_in(field, decode)
+    return may_be_ours and last_extension(normal_name(field)) in _EXPANDING
 
 
 def is_image(field: str) -> bool:

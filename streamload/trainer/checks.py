@@ -73,7 +73,7 @@ def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
     One mapping may serve several datasets, so known extensions are mentioned only if none of the mapping is used.
     `existing` are the fields of the shards, if known.
     """
-    if isinstance(options.decode, bool):
+    if not isinstance(options.decode, Mapping):
         return
     requested = [name for entry in options.field_names or () for name in entry.split(";")]
     read = [name for name in dict.fromkeys(existing) if name in requested or options.field_names is None] or requested
