@@ -21,7 +21,6 @@ from streamload.decode.collate import (
     MappingNode,
     Rows,
     SequenceNode,
-    UnreadableError,
     choose_rows,
     describe_batch,
     describe_rows,
@@ -173,7 +172,7 @@ class TaskRunner:
         self._shards.close()
         self._slots.close()
 
-    def _make_batches(self, task: RowTask, progress: Progress, *, may_stay_stored: bool = True) -> RowsDone:
+    def _make_batches(self, task: RowTask, progress: Progress) -> RowsDone:
         placed = self._last_layout
         try:
             with self.rows.seeds.whole_task():
@@ -185,17 +184,14 @@ class TaskRunner:
                     untried=task.untried,
                     progress=progress,
                     blocks={} if placed is None else self._blocks(task, placed),
-                    may_stay_stored=may_stay_stored,
                 )
                 started = perf_counter()
                 done, start = [], 0
                 for batch in task.batches:
                     done.append(self._batch(task, batch, start, made, placed))
                     start += batch.rows
-        except UnreadableError:  # read again row by row, so that only the bad row fails
-            return self._make_batches(task, progress, may_stay_stored=False)
         except UnseededError:  # torch is loaded now, so the second run seeds it
-            return self._make_batches(task, progress, may_stay_stored=may_stay_stored)
+            return self._make_batches(task, progress)
         collate_s, named = perf_counter() - started, made.named_s
         decode_s, transform_s = (
             sum(seconds for name, seconds in named.items() if name.startswith(stage))
@@ -244,8 +240,6 @@ class TaskRunner:
             returned = True
             return self._write(batch, collated, rows.count)._replace(failures=failures)
         assert attempt.error is not None
-        if isinstance(attempt.error, UnreadableError):
-            raise attempt.error
         if collate_fn is None:
             failure = self._not_collated(task, [start + row for row in chosen], rows, attempt.error)
         else:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -28,9 +28,6 @@ from numpy.typing import NDArray
 from streamload.decode.tasks import StoredColumn, by_shard
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import ALIGNMENT_BYTES, round_up
-
-if TYPE_CHECKING:
-    from streamload.decode.field_reader import ShardReader
 
 _TENSOR_ITEM_BYTES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
 
@@ -294,46 +291,6 @@ def copy_stored(
         written[begin:end] = memory[shard][start : start + row_bytes]
 
 
-class UnreadableError(Exception):
-    """Raised for a field left in its shard that cannot be read in full."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredBytes:
-    """A column of undecoded fields, left in their shards until they are written to a slot.
-
-    Attributes:
-        places: each row's shard, first byte and size in bytes, all within the shard.
-        reader: reads the fields.
-    """
-
-    places: list[tuple[int, int, int]]
-    reader: ShardReader
-
-    def __getitem__(self, row: int) -> bytes:
-        own = bytearray(self.places[row][2])
-        self._read(row, memoryview(own))
-        return bytes(own)
-
-    def slice(self, start: int, end: int) -> StoredBytes:
-        """Return consecutive rows."""
-        return StoredBytes(self.places[start:end], self.reader)
-
-    def read_to(self, target: memoryview, offsets: Sequence[int]) -> None:
-        """Read all rows to their offsets in `target`; an UnreadableError if that fails."""
-        for row, start in enumerate(offsets[:-1]):
-            self._read(row, target[start : offsets[row + 1]])
-
-    def _read(self, row: int, target: memoryview) -> None:
-        shard, start, size = self.places[row]
-        try:
-            count = self.reader.read_into(target, shard, start)
-        except OSError as error:
-            raise UnreadableError from error
-        if count != size:
-            raise UnreadableError
-
-
 class PlacedRows(list[Any]):
     """A column whose values are copied to their batches' memory as they are made, so that they do not pile up.
 
@@ -423,8 +380,8 @@ class Rows:
 
     Attributes:
         values: the rows, if not kept as columns.
-        columns: for each field a list, an array with a leading axis of rows, `StoredBytes`, or for several batches
-            `PlacedRows`, or a dict of these by the first row of each batch.
+        columns: for each field a list, an array with a leading axis of rows, or for several batches `PlacedRows`, or a
+            dict of these by the first row of each batch.
         keys: the names of the fields if a row is a dict; None for tuples.
         optional: the columns in which None stands for a missing optional field.
     """
@@ -436,13 +393,13 @@ class Rows:
     optional: frozenset[int] = frozenset()
 
     def row(self, number: int, *, alike: bool = False) -> Any:
-        """Return one row as the user sees it; if `alike`, with empty text for missing fields and unread bytes."""
+        """Return one row as the user sees it; if `alike`, with empty text for missing fields."""
         if self.columns is None:
             assert self.values is not None
             return self.values[number]
         items = []
         for place, column in enumerate(self.columns):
-            item = b"" if alike and isinstance(column, StoredBytes) else column[number]
+            item = column[number]
             items.append("" if alike and item is None and place in self.optional else item)
         return tuple(items) if self.keys is None else dict(zip(self.keys, items, strict=True))
 
@@ -456,7 +413,7 @@ class Rows:
         def part(column: Any) -> Any:
             if isinstance(column, dict):
                 return column[start]
-            return column.slice(start, end) if isinstance(column, PlacedRows | StoredBytes) else column[start:end]
+            return column.slice(start, end) if isinstance(column, PlacedRows) else column[start:end]
 
         return self._some(end - start, part)
 
@@ -473,8 +430,6 @@ class Rows:
 def _chosen(column: Any, numbers: list[int]) -> Any:
     if isinstance(column, np.ndarray):
         return column[numbers]
-    if isinstance(column, StoredBytes):
-        return StoredBytes([column.places[number] for number in numbers], column.reader)
     # Arrays may lie in the batch's memory, which is overwritten next.
     return [owned(column[number]) for number in numbers]
 
@@ -489,27 +444,21 @@ def store_values(
     """Write columns of values to a slot; return their places, and where the last one ends.
 
     Args:
-        columns: lists of values, or `StoredBytes`, which may raise an UnreadableError. A column with values other than
-            bytes is stored as one pickle.
+        columns: lists of values; a column with values other than bytes is stored as one pickle.
         memory: returns the slot's memory, with at least the given number of bytes.
         start: where the first column begins; a multiple of 64.
     """
     stored, end = [], start
     for column in columns:
-        values: Any = column
-        is_pickle = not isinstance(values, StoredBytes) and set(map(type, values)) != {bytes}
-        if is_pickle:
-            values = [dump_values(list(values))]
-        sizes = [size for *_, size in values.places] if isinstance(values, StoredBytes) else map(len, values)
-        offsets = np.fromiter(accumulate(sizes, initial=0), np.int64)
+        is_pickle = set(map(type, column)) != {bytes}
+        values = [dump_values(list(column))] if is_pickle else column
+        offsets = np.fromiter(accumulate(map(len, values), initial=0), np.int64)
         stored.append(StoredColumn(end, len(offsets) - 1, is_pickle))
         end += round_up(offsets.nbytes, ALIGNMENT_BYTES) + round_up(int(offsets[-1]), ALIGNMENT_BYTES)
         head, data = _views(stored[-1], memory(end))
         head[:] = offsets
         data = data[: offsets[-1]]
-        if isinstance(values, StoredBytes):
-            values.read_to(data, offsets.tolist())
-        elif len(data) < _SMALL_BYTES * len(values):
+        if len(data) < _SMALL_BYTES * len(values):
             data[:] = b"".join(values)
         else:
             for value, (begin, behind) in zip(values, pairwise(offsets.tolist()), strict=True):
@@ -573,8 +522,6 @@ def write_rows(layout: Layout, rows: Rows, memory: Bytes) -> list[Sequence[Any]]
 def _write(
     node: Node, column: Any, places: list[NDArray[Any]], values: list[Any], *, may_be_none: bool = False
 ) -> None:
-    if isinstance(column, StoredBytes) and not isinstance(node, ValueLeaf):
-        raise LayoutMismatchError
     if isinstance(node, ArrayLeaf):
         out = places[node.number]
         if not isinstance(column, np.ndarray):
@@ -584,8 +531,9 @@ def _write(
         elif column.ctypes.data != out.ctypes.data:
             out[...] = column
     elif isinstance(node, ValueLeaf):
-        kinds = () if isinstance(column, StoredBytes) else set(map(type, column))
-        if not all(issubclass(kind, str | bytes) or (may_be_none and kind is NoneType) for kind in kinds):
+        if not all(
+            issubclass(kind, str | bytes) or (may_be_none and kind is NoneType) for kind in set(map(type, column))
+        ):
             raise LayoutMismatchError
         values[node.column] = column
     else:

@@ -23,7 +23,6 @@ from streamload.decode.collate import (
     OwnValues,
     PlacedRows,
     Rows,
-    StoredBytes,
     are_apart,
     by_first_row,
     copied_together,
@@ -305,8 +304,6 @@ class FieldReader:
         column: Column,
         failed: Callable[[int, Exception], RowFailure],
         blocks: list[NDArray[Any]] | None,
-        *,
-        may_stay_stored: bool,
     ) -> Any:
         """Return a field's values for all rows, as a column of `Rows`.
 
@@ -315,11 +312,10 @@ class FieldReader:
             column: the field.
             failed: creates the failure of a row.
             blocks: the memory for the values of each batch, if known.
-            may_stay_stored: bytes may be `StoredBytes`, which are read later.
         """
         may_be_together = column.crc32 is None and not work.failures and not (column.offsets == MISSING).any()
         if may_be_together and not self._single:
-            together = self._read_together(work, column, blocks, may_stay_stored)
+            together = self._read_together(work, column, blocks)
             if together is not None:
                 return together
         return self._read_by_row(work, column, failed, blocks, may_be_together=may_be_together)
@@ -384,10 +380,8 @@ class FieldReader:
         return OwnValues([None] * count) if are_copied else [None] * count
 
     def _read_together(
-        self, work: Work, column: Column, blocks: list[NDArray[Any]] | None, may_stay_stored: bool
-    ) -> NDArray[Any] | dict[int, NDArray[Any]] | StoredBytes | None:
-        if all(self.decoding(name)[0] is bytes for name in column.alternatives):
-            return _stored_bytes(column, work) if may_stay_stored else None
+        self, work: Work, column: Column, blocks: list[NDArray[Any]] | None
+    ) -> NDArray[Any] | dict[int, NDArray[Any]] | None:
         if not _has_first(column) or not self.is_built_in(column):
             return None
         arrays = _arrays(column, work, blocks)
@@ -417,14 +411,6 @@ def _gathered(
             return None
         gathered.append((shard, rows, *found))
     return gathered
-
-
-def _stored_bytes(column: Column, work: Work) -> StoredBytes | None:
-    places = list(zip(column.shards.tolist(), column.offsets.tolist(), column.sizes.tolist(), strict=True))
-    listed = work.shards.listed
-    if any(start + size > listed(shard)[1] for shard, start, size in places):
-        return None
-    return StoredBytes(places, work.shards)
 
 
 def _arrays(

@@ -214,7 +214,6 @@ class RowMaker:
         untried: Mapping[int, str] | None = None,
         progress: Progress | None = None,
         blocks: Mapping[int, list[NDArray[Any]]] | None = None,
-        may_stay_stored: bool = True,
     ) -> Work:
         """Read, decode and transform rows. Raises only interrupts, and in the caller's process exits.
 
@@ -227,7 +226,6 @@ class RowMaker:
             progress: set to the number of the current row, and to -1 at the end.
             blocks: the memory of each batch, with an entry per row, by the number of a value within rows. Values are
                 copied there, or made there by functions that take `out`.
-            may_stay_stored: columns of bytes may be `StoredBytes`, which are read later.
         """
         work = Work(table, shards, random, keys, [-1] if progress is None else progress)
         for row, reason in (untried or {}).items():
@@ -250,7 +248,7 @@ class RowMaker:
                 continue
             started = perf_counter()
             failed = partial(self._failed, work, column)
-            columns.append(self._reader.read(work, column, failed, of_column, may_stay_stored=may_stay_stored))
+            columns.append(self._reader.read(work, column, failed, of_column))
             work.record(f"decode_s/{column.name}", perf_counter() - started)
         if transformed:
             self._transform_fields(work, transformed)
