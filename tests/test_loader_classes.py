@@ -99,7 +99,7 @@ def test_weights_by_name_are_those_of_the_labels(animals: Path, tmp_path: Path, 
     ("weights", "message"),
     [
         ({"bee": 1, "Catt": 1}, "the class 'Catt', which classes.json does not have; did you mean 'cat'?"),
-        ({"bee": 1}, "lacks the class 'cat'; give a weight, or 0, for each of the classes 'bee', 'cat'"),
+        ({"bee": 1}, r"lacks the label 1 \(cat\); give a weight, or 0, for each of the labels 0 \(bee\), 1 \(cat\)"),
         ({"bee": 1, "cat": "x"}, "weights has 'x' for 'cat'; it must be a number"),
     ],
 )

@@ -189,7 +189,7 @@ def test_an_epoch_of_a_size_goes_on_where_the_one_before_ended(source: str) -> N
         ({"weights": {0: -2}}, "-2"),
         ({"weights": [0.0] * TOTAL}, "all zero"),
         ({"weights": 3}, "shape"),
-        ({"weights": {0: 1, "cat": 1}}, "0 and 'cat'; give labels or the names"),
+        ({"weights": {0: 1, "cat": 1}}, "give either labels, which are whole numbers, or names"),
         ({"weights": {"cat": 1}}, "the class 'cat', and beside the shards there is no classes.json"),
         ({"weights": {0: "x"}}, "must be a number"),
         ({"weights": [1.0] * 5}, "5 numbers and the dataset 140"),

@@ -40,12 +40,12 @@ def _checked_weights(weights: Weights | None) -> _Checked | None:
         raise ValueError(f"weights={weights!r} must be {_WHAT}")
     checked: _Checked
     if isinstance(weights, Mapping):
-        first = next(iter(weights), None)
+        named = {isinstance(label, str) for label in weights}
         for label, weight in weights.items():
-            if isinstance(label, bool) or not isinstance(label, int | np.integer | str):
-                raise TypeError(f"weights has the label {label!r}; labels are whole numbers, or names of classes")
-            if isinstance(label, str) != isinstance(first, str):
-                raise TypeError(f"weights has {first!r} and {label!r}; give labels or the names of classes, not both")
+            if isinstance(label, bool) or not isinstance(label, int | np.integer | str) or len(named) > 1:
+                raise TypeError(
+                    f"weights has {label!r}; give either labels, which are whole numbers, or names of classes"
+                )
             if isinstance(weight, bool) or not isinstance(weight, int | float | np.number):
                 raise TypeError(f"weights has {weight!r} for {label!r}; it must be a number")
         checked = {each if isinstance(each, str) else int(each): float(weight) for each, weight in weights.items()}
@@ -93,19 +93,16 @@ def _label_weights(
         return 1.0 / counts
 
     def shown(label: int) -> str:
-        if names is None:
-            return str(label)
-        return repr(names[label]) if 0 <= label < len(names) else f"of label {label} (not named in classes.json)"
+        return f"{label} ({names[label]})" if names is not None and 0 <= label < len(names) else str(label)
 
-    one, all_of_them = ("the label", "the labels") if names is None else ("the class", "the classes")
     known = ", ".join(map(shown, existing[:_LABELS_SHOWN])) + (", ..." if len(existing) > _LABELS_SHOWN else "")
     for label in weights:
         if label not in existing:
-            raise ValueError(f"weights has {one} {shown(label)}, which no sample has; {all_of_them} are {known}")
+            raise ValueError(f"weights has the label {shown(label)}, which no sample has; the labels are {known}")
     for label in labels.values:
         if label not in weights:
             raise ValueError(
-                f"weights lacks {one} {shown(label)}; give a weight, or 0, for each of {all_of_them} {known}"
+                f"weights lacks the label {shown(label)}; give a weight, or 0, for each of the labels {known}"
             )
     found = np.array([weights[label] for label in labels.values])
     if not found.any():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
@@ -28,7 +27,7 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
-_MOST_INT64 = (1 << 63) - 1
+_MOST_INT64, _HUGE = (1 << 63) - 1, 10**308
 _EQUALITIES = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -203,13 +202,10 @@ def _class_names(tree: ast.expr) -> Iterator[str]:
 
 
 def _storable(value: float | str) -> float | str:
-    """Return a constant that an array can hold: an integer beyond 64 bits becomes the nearest float."""
-    if not isinstance(value, int) or -_MOST_INT64 <= value <= _MOST_INT64:
-        return value
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
+    """Return a constant that an array can hold: an integer beyond 64 bits as a float."""
+    if isinstance(value, int) and abs(value) > _MOST_INT64:
+        return float(max(-_HUGE, min(value, _HUGE)))
+    return value
 
 
 def _is_missing(value: Any) -> Any:

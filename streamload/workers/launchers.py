@@ -32,7 +32,7 @@ _BINDING_LAUNCHERS = (
 # Ranks on this machine by torchrun and DeepSpeed, whose ranks all inherit the launcher's processors.
 _SHARING_LAUNCHERS = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
 
-_REPEATED = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?\Z")
+_REPEATED = re.compile(r"([0-9]+)(?:\(x[0-9]+\))?")
 
 
 # -- ranks ---------------------------------------------------------------------------------------------------------
@@ -88,19 +88,10 @@ def _local_ranks() -> tuple[int, bool]:
 
 
 def _tasks_here(variable: str) -> int | None:
-    """Read a number, or this machine's from Slurm's list, such as "4(x2),3"."""
-    text = os.environ.get(variable, "")
-    entries = [_REPEATED.match(entry.strip()) for entry in text.split(",")]
-    counts = [(int(entry[1]), int(entry[2] or 1)) for entry in entries if entry is not None]
-    if len(counts) < len(entries):
-        return None
-    machine = _number("SLURM_NODEID")
-    if machine is not None:
-        for count, machines in counts:
-            if machine < machines:
-                return count
-            machine -= machines
-    return max(count for count, _ in counts)
+    """Read a number, or the greatest one of Slurm's list by machines, such as "4(x2),3"."""
+    entries = os.environ.get(variable, "").split(",")
+    counts = [_REPEATED.fullmatch(entry) for entry in entries]
+    return None if None in counts else max(int(count[1]) for count in counts if count)
 
 
 def _cuda_devices() -> int:
