@@ -6,6 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -16,10 +17,8 @@ def as_python(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", start=1):
-    _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
-_WRITTEN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([a-z]*)\s*\Z", re.IGNORECASE)
+_PREFIXES = " kmgt"
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)\s*(?:([kmgt])(i?))?b?\s*", re.IGNORECASE)
 
 
 def parse_bytes(name: str, value: int | str) -> int:
@@ -34,14 +33,11 @@ def parse_bytes(name: str, value: int | str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError(advice)
     if isinstance(value, str):
-        written = _WRITTEN.match(value)
-        unit = None if written is None else _UNITS.get(written[2].lower())
-        if written is None or unit is None:
+        written = _SIZE.fullmatch(value)
+        number = 0.0 if written is None else float(written[1])
+        if written is None or number == inf:
             raise ValueError(advice)
-        try:
-            value = int(float(written[1]) * unit)
-        except OverflowError:
-            raise ValueError(advice) from None
+        value = int(number * (1024 if written[3] else 1000) ** _PREFIXES.index((written[2] or " ").lower()))
     if value < 1:
         raise ValueError(advice)
     return value

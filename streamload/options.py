@@ -147,7 +147,7 @@ class Options:
         if folder is not None and self.cache_size is not None:
             cache_bytes = parse_bytes("cache_size", self.cache_size)
         elif folder is not None:  # cached bytes count as free, or each run would evict them
-            free_bytes = shutil.disk_usage(_existing_part(folder)).free
+            free_bytes = shutil.disk_usage(folder).free
             cache_bytes = (free_bytes + bytes_in_cache(folder)) * 9 // 10
         expands = self._expanding(existing) > 0
         return Fetching(self.storages, self.budget_bytes, folder, cache_bytes, expands)
@@ -309,8 +309,7 @@ class Options:
             if name.startswith("__") and name not in SAMPLE_NAMES:
                 raise ValueError(f"fields={wanted!r}: besides fields there are {' and '.join(SAMPLE_NAMES)} only")
         optional = {entry for entry, is_optional in entries if is_optional}
-        twice = optional.intersection(entry for entry, is_optional in entries if not is_optional)
-        wrong = next((entry for entry, _ in entries if "?" in entry or entry in twice), None)
+        wrong = next((entry for entry, _ in entries if "?" in entry), None)
         if wrong is not None:
             raise ValueError(
                 f"fields={wanted!r}: {wrong!r} cannot be; one question mark behind a field makes it optional: "
@@ -360,21 +359,18 @@ def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, 
     return rank, world_size
 
 
-def _existing_part(folder: str) -> str:
-    while not os.path.lexists(folder):
-        folder = os.path.dirname(folder)
-    return folder
-
-
 def _check_cache_folder(folder: str) -> None:
+    """Make the folder if need be."""
     if (foreign := why_not_private(shards_folder(folder))) is not None:
         raise ValueError(
             f"cache_dir={folder!r} cannot be used: {foreign}, so it may hold what is not of this cache; name a "
             "folder of your own"
         )
-    there, why = _existing_part(folder), "which is no folder"
-    if os.path.isdir(there):
-        if os.access(there, (os.R_OK if there == folder else os.W_OK) | os.X_OK):
-            return
-        why = "no permission"
-    raise ValueError(f"cache_dir={folder!r} cannot be used: {there!r}, {why}; name a folder that can be written")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        os.scandir(folder).close()
+    except OSError as error:
+        raise ValueError(
+            f"cache_dir={folder!r} cannot be used: {error.strerror} ({error.filename!r}); name a folder that can be "
+            "written"
+        ) from None
