@@ -215,11 +215,9 @@ def test_parts_of_a_sidecar_are_fetched_once_and_released(tmp_path: Path) -> Non
         assert server.report().sent_bytes < 1.1 * 1_000 * (100 << 10)
 
 
-def test_a_sidecar_of_other_shards_is_warned_of(
-    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_sidecar_of_other_shards_is_refused(dataset: Path, tmp_path: Path) -> None:
     write_sidecar(tmp_path / "others", SAMPLES)
     samples = TarDataset(dataset / "shards", fields=("emb.npy?",), join=tmp_path / "others")
-    assert [values for (values,) in samples] == [None] * SAMPLES
-    (message,) = [record.getMessage() for record in caplog.records]
-    assert "shard-000000.tar' has no field of any sample of its shard" in message
+    with pytest.raises(DatasetIndexError, match="no field of any sample of .*, its shard;") as caught:
+        samples[0]
+    assert str(caught.value.url).endswith("others/shard-000000.tar")

@@ -28,7 +28,6 @@ from streamload.index.dataset_index import (
     DatasetIndex,
     IndexedShard,
     IndexFolder,
-    check_shard,
     pack_table,
 )
 from streamload.index.listing import Listing, Shard, ShardFinder, find_shards, list_shards
@@ -38,6 +37,7 @@ from streamload.pack.output import Progress, UsageError, say, shown_bytes
 from streamload.pack.pools import Pool, open_pool
 from streamload.sampling.expression import CLASS_NAME, FRACTION
 from streamload.sampling.selection import Selection
+from streamload.storage.download import Pin
 from streamload.storage.protocol import UNKNOWN_BYTES, WEB, protocol_of
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
@@ -490,7 +490,8 @@ def _faults(number: int, read: ReadShard, known: Dataset, finder: ShardFinder) -
         index = finder.index_of(shard.folder)
         if index is None:
             return []
-        check_shard(index.shard(shard.name), read.bytes, shard.url, read.etag)
+        entry = index.shard(shard.name)
+        Pin(entry.bytes, entry.etag, indexed=True).check(shard.url, read.bytes, read.etag)
         table = known.find(number)
         return [] if table is None else list(differences(shard.url, read.table, table))
     except StreamloadError as exc:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.errors import DatasetIndexError, ShardChangedError, without_secrets
+from streamload.errors import DatasetIndexError, without_secrets
 from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import INDEX_FILE, MOST_INDEX_BYTES, DatasetIndex
 from streamload.index.listing import Listing
@@ -114,7 +114,7 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
     Raises:
         DatasetIndexError: a column does not exist, an index is damaged, or a sample has no label.
         ShardFormatError: a shard is damaged.
-        StorageError: a shard or an index cannot be read, or a local shard has changed since it was listed.
+        StorageError: a shard or an index cannot be read.
     """
     stored = [name for name in names if name not in _NOT_OF_FIELDS and not name.startswith((SIZE, PRESENT))]
     others = [name for name in names if name not in stored]
@@ -122,24 +122,18 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
     if not others and listing.counts is not None:
         return columns, np.array(listing.counts, np.int64)
     fields: set[str] = set()
+    dataset, room = Dataset(listing, storages.copy()), asyncio.Semaphore(SMALL_REQUESTS)
+
+    async def of_shard(shard: int) -> list[Any]:
+        url = dataset.url(shard)
+        async with room:
+            table = await dataset.load(shard)
+            if table is None:
+                table = (await read_shard(dataset.storages.for_url(url), url, labels=LABEL in names)).table
+            fields.update(table.fields)
+            return [len(table), *(_values(table, name, url) for name in others)]
 
     async def read_all() -> list[list[Any]]:
-        dataset, room = Dataset(listing, storages.copy()), asyncio.Semaphore(SMALL_REQUESTS)
-
-        async def of_shard(shard: int) -> list[Any]:
-            url, known = dataset.url(shard), listing.shards[shard]
-            async with room:
-                table = await dataset.load(shard)
-                if table is None:
-                    read = await read_shard(dataset.storages.for_url(url), url, labels=LABEL in names)
-                    table = read.table
-                    if read.mtime_ns is not None and (read.bytes, read.mtime_ns) != (known.bytes, known.mtime_ns):
-                        raise ShardChangedError(
-                            "the shard was cut or changed since it was listed; list it anew", url=url
-                        )
-                fields.update(table.fields)
-                return [len(table), *(_values(table, name, url) for name in others)]
-
         try:
             return await asyncio.gather(*map(of_shard, range(len(listing.shards))))
         finally:
@@ -265,14 +259,12 @@ def _read_columns(folder: str, storages: Storages) -> tuple[tuple[str, ...], Col
 
 def _no_column(name: str, fields: Sequence[str] | None, columns: Sequence[str]) -> str:
     sizes = [f"{SIZE}{field}" for field in fields or ()]
-    alike = difflib.get_close_matches(name, [*columns, *sizes, *_BUILT_IN], 1)
-    meant = f"{SIZE}{name.removesuffix('.size')}"
+    alike = difflib.get_close_matches(name, [*columns, *sizes, *_BUILT_IN], 1, 0.5)
     if name == LABEL_FIELD:
         hint = f" (write {LABEL}, which is the integer in the field {name})"
     elif name in (fields or ()):
         hint = f' (for the field {name}, write "{name}" in quotes for its presence, {SIZE}{name} for its size)'
     else:
-        alike = [meant] if meant in sizes else alike
         hint = f" (did you mean {alike[0]!r}?)" if alike else ""
     has = f"the index has {listed(columns) or 'no columns of metadata'}" if fields is not None else _IN_NO_INDEX
     return (

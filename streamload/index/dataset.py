@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,8 +37,6 @@ from streamload.storage.storages import Storages
 from streamload.tar.header_chain import BLOCK_BYTES
 from streamload.tar.scan import ScannedPiece, Scanner
 from streamload.tar.table import MISSING, ShardTable, starts_of, stretches
-
-_log = logging.getLogger("streamload")
 
 _GONE = (
     "the index has no such file any more (if it was written anew while in use, make a new loader, and give every "
@@ -106,7 +103,6 @@ class Dataset:
         self._sidecars: dict[int, list[int]] = {}
         for number, owner in enumerate(listing.owners, start=len(listing.shards)):
             self._sidecars.setdefault(owner, []).append(number)
-        self._warned = False
 
     # -- the listing -----------------------------------------------------------------------------------------------
 
@@ -148,8 +144,8 @@ class Dataset:
         """Return a shard's table, with its sidecars' fields.
 
         Raises:
-            DatasetIndexError: as for `find`; or a sidecar's samples are in another order, or it has a field of the
-                shard.
+            DatasetIndexError: as for `find`; or a sidecar's samples are others, or in another order, or it has a field
+                of the shard.
         """
         table = self.find(shard)
         return table if table is None or shard not in self._sidecars else self._join(shard, table).table
@@ -198,22 +194,24 @@ class Dataset:
             return False
         return folder not in self._indexes or self._place(shard)[0] not in self._runs
 
-    async def fetch(self, shard: int) -> None:
+    async def fetch(self, shard: int, storages: Storages | None = None) -> None:
         """Read the bytes for `find` on the running loop: one request for neighbouring tables.
 
         Raises:
             DatasetIndexError: the index is damaged or of another shard.
             StorageError: the index cannot be read.
         """
-        folder = self.listing.shard(shard).index_folder
+        folder, storages = self.listing.shard(shard).index_folder, storages or self.storages
         if folder is None or not self.needs_read(shard):
             return
         async with self._locks.setdefault(folder, asyncio.Lock()):
-            await self._read_index(folder, self.storages)
+            if folder not in self._indexes:
+                content = await _download(storages, f"{folder}/{INDEX_FILE}", 0, MOST_INDEX_BYTES)
+                self._indexes[folder] = DatasetIndex.from_json(content, folder)
         group, _ = self._place(shard)
         async with self._locks.setdefault(group, asyncio.Lock()):
             if group not in self._runs:
-                self._unpack(group, await _download(self.storages, group.url, group.start, group.end))
+                self._unpack(group, await _download(storages, group.url, group.start, group.end))
 
     async def load(self, shard: int) -> ShardTable | None:
         """Fetch and return a shard's table as `find` does. Raises what `fetch` raises."""
@@ -279,13 +277,11 @@ class Dataset:
                 )
             matched[number] = rows = _matched_samples(table, other, url)
             nothing = not self.is_growing(shard) and len(other) and len(rows) and (rows == MISSING).all()
-            if nothing and not self._warned:
-                self._warned = True
-                _log.warning(
-                    "the sidecar %r has no field of any sample of its shard %r; shards and sidecars belong together by "
-                    "their names, or by their order where the names differ",
-                    without_secrets(url),
-                    without_secrets(self.url(shard)),
+            if nothing:
+                raise DatasetIndexError(
+                    f"this sidecar has no field of any sample of {without_secrets(self.url(shard))!r}, its shard; "
+                    "shards and sidecars belong together by their names, or by their order where the names differ",
+                    url=url,
                 )
         joined = _joined_table([shard, *others], tables, [np.arange(len(table)), *matched.values()])
         self._joined[shard] = _Joined(tables, joined, matched)
@@ -299,26 +295,20 @@ class Dataset:
         return self._indexes[listed.index_folder or ""].place(listed.name)
 
     def _read_now(self, shard: int, folder: str) -> None:
-        async def read_alone() -> None:
-            storages = self.storages.copy()  # connections belong to the loop that opened them
-            try:
-                await self._read_index(folder, storages)
-                group, _ = self._place(shard)
-                self._unpack(group, await _download(storages, group.url, group.start, group.end))
-            finally:
-                await storages.aclose()
-
         if folder in self._indexes and not self.storages.costs_requests(folder):  # a loop would cost more than the read
             group, _ = self._place(shard)
             self._unpack(group, _read_range(group))
             return
+
+        async def read_alone() -> None:
+            storages = self.storages.copy()  # connections belong to the loop that opened them
+            try:
+                await self.fetch(shard, storages)
+            finally:
+                await storages.aclose()
+
         with ThreadPoolExecutor(1) as thread:  # the caller may be in a running loop
             thread.submit(asyncio.run, read_alone()).result()
-
-    async def _read_index(self, folder: str, storages: Storages) -> None:
-        if folder not in self._indexes:
-            content = await _download(storages, f"{folder}/{INDEX_FILE}", 0, MOST_INDEX_BYTES)
-            self._indexes[folder] = DatasetIndex.from_json(content, folder)
 
     def _unpack(self, group: TableGroup, content: bytes) -> None:
         self._runs[group] = group.unpack(content)

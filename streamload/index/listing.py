@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 from collections import Counter
@@ -20,7 +19,6 @@ from streamload.index.dataset_index import (
     MOST_INDEX_BYTES,
     DatasetIndex,
     NotAnIndexError,
-    check_shard,
 )
 from streamload.index.shard_names import (
     UnfinishedSet,
@@ -166,18 +164,13 @@ def list_shards(
             sidecar does not match the shards.
         ShardNotFoundError: a shard is missing, or a pattern or folder matches nothing.
         StorageError: a shard cannot be looked up.
-        DatasetIndexError: an index is broken, missing for a sidecar, or of other shards; or the shards are unfinished.
+        ShardChangedError: a shard is not the one in its index.
+        DatasetIndexError: an index is broken, or missing for a sidecar; or the shards are unfinished.
     """
     storages = Storages() if storages is None else storages
-    collects = gc.isenabled()
-    gc.disable()  # in a large program, collections take a third of the time of a very long listing
-    try:
-        listing = _listed(urls, index, storages, indexes_read)
-        for sidecar in join:
-            listing = _with_sidecar(listing, _listed(sidecar, None, storages, indexes_read), sidecar)
-    finally:
-        if collects:
-            gc.enable()
+    listing = _listed(urls, index, storages, indexes_read)
+    for sidecar in join:
+        listing = _with_sidecar(listing, _listed(sidecar, None, storages, indexes_read), sidecar)
     return listing
 
 
@@ -202,7 +195,7 @@ def _listed(
             shards.append(Shard(url, name, size, mtime_ns, folder, etag))
             continue
         if size != UNKNOWN_BYTES:
-            check_shard(entry, size, url, etag)
+            Pin(entry.bytes, entry.etag, indexed=True).check(url, size, etag)
         shards.append(Shard(url, name, size, mtime_ns, folder, etag, known.folder))
         counts.append(entry.samples)
     for exc in finder.unreadable.values():
@@ -521,6 +514,5 @@ def folder_advice(storage: Storage, folder: str) -> str:
         return f"folders in it do: name one of them, such as {without_secrets(with_shards)!r}, or all: {every!r}"
     if not inside:
         return "check the path"
-    command = f"shardify {folder} DESTINATION" if protocol_of(folder) == "file" else f"shardify COPY {shown}-shards"
-    copy = "" if protocol_of(folder) == "file" else ", from a local copy"
-    return f"if it is an ImageFolder (one folder a class), pack it first{copy}: {command}"
+    copy = shown if protocol_of(folder) == "file" else "LOCAL_COPY"
+    return f"if it is an ImageFolder (one folder a class), pack it first: shardify {copy} DESTINATION"

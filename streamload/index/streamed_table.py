@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -25,13 +24,11 @@ class ReadShard(NamedTuple):
 
     Attributes:
         bytes: its size.
-        mtime_ns: a local file's modification time.
         etag: its version, if known.
         table: its table.
     """
 
     bytes: int
-    mtime_ns: int | None
     etag: str | None
     table: ShardTable
 
@@ -54,7 +51,7 @@ def scan_local(storage: Storage, url: str, *, every_byte: bool = False, labels: 
             table = scan_file(file.fileno(), status.st_size, url, crc32=every_byte, labels=labels)
     except OSError as exc:
         raise StorageError(f"the shard cannot be read ({exc.strerror}); check the disk", url=url) from exc
-    return ReadShard(status.st_size, status.st_mtime_ns, None, table)
+    return ReadShard(status.st_size, None, table)
 
 
 async def read_shard(
@@ -78,12 +75,10 @@ async def read_shard(
         StorageError: the shard cannot be read.
         ShardFormatError: the shard is damaged.
     """
-    compression, mtime_ns = compression_of(url), None
-    if isinstance(storage, LocalStorage):
-        scan = partial(scan_local, storage, url, every_byte=every_byte, labels=labels)
-        if (local := await asyncio.to_thread(scan)) is not None:
-            return local
-        mtime_ns = storage.info(url).mtime_ns
+    compression = compression_of(url)
+    local = await asyncio.to_thread(scan_local, storage, url, every_byte=every_byte, labels=labels)
+    if local is not None:
+        return local
     pin = Pin()
     decompressor = None if compression is None else Decompressor(compression, url)
     scanner = Scanner(url, every_byte=every_byte or labels)
@@ -96,7 +91,7 @@ async def read_shard(
     await download(storage, url, 0, _TO_THE_END, receive, pin=pin)
     if decompressor is not None and pin.total_bytes != 0:
         decompressor.finish()
-    return ReadShard(pin.total_bytes or 0, mtime_ns, pin.etag, scanner.finish())
+    return ReadShard(pin.total_bytes or 0, pin.etag, scanner.finish())
 
 
 def differences(url: str, table: ShardTable, known: ShardTable) -> Iterator[StreamloadError]:

@@ -45,7 +45,7 @@ class RetryPolicy(NamedTuple):
         tries: maximum requests in a row without a byte; None for any number.
         first_backoff_s: longest wait after the first failure; it doubles with each.
         most_backoff_s: longest wait of all.
-        warn_after_s: time without a byte from a host or bucket until a warning.
+        warn_after_s: time without a byte from a host or bucket until a failed request is a warning.
     """
 
     stall_timeout_s: float = 30.0
@@ -133,26 +133,19 @@ class Attempts:
         is_late = count >= _LEAST_TRIES and self.left_s() <= 0
         if count >= tries or is_late or not isinstance(error, TransientStorageError):
             return None
-        self.warn_of_silence()
+        self._warn_of_silence()
         longest_s = min(self.policy.most_backoff_s, self.policy.first_backoff_s * 2.0 ** min(count - 1, 60))
         asked_s = min(error.retry_after_s or 0.0, _MOST_RETRY_AFTER_S)
         return min(max(0.0, self.left_s()), asked_s + longest_s * (1.0 + _JITTER.random()) / 2.0)
 
-    def warn_of_silence(self) -> float:
-        """Log a warning if the place has been silent for long, once until it answers again.
-
-        Returns:
-            Seconds until the warning is due; 0 if it was logged.
-        """
+    def _warn_of_silence(self) -> None:
+        """Log a warning if the place has been silent for long, once until it answers again."""
         silent_s = self._clock() - max(self._began_s, self._place.answered_s)
-        if silent_s < self.policy.warn_after_s:
-            return self.policy.warn_after_s - silent_s
-        if not self._place.is_warned_of:
+        if silent_s >= self.policy.warn_after_s and not self._place.is_warned_of:
             self._place.is_warned_of = True
-            what = self.failures[-1].message if self.failures else "no answer"
             text = "%s: %s. Nothing has come from there for %.1f s; it is tried for up to %.0f s more"
-            _log.warning(text, without_secrets(self._url), what, silent_s, max(0.0, self.left_s()))
-        return 0.0
+            url, left_s = without_secrets(self._url), max(0.0, self.left_s())
+            _log.warning(text, url, self.failures[-1].message, silent_s, left_s)
 
 
 @dataclass(slots=True)
@@ -283,14 +276,12 @@ class _Request:
     pin: Pin
     attempts: Attempts
     counts: RequestCounts
-    warning: asyncio.TimerHandle | None = None
 
     async def fetch(self, write: Callable[[int, bytes], None]) -> None:
         """Write the pieces of one answer as they arrive. Raises _StalledError if none comes in time."""
         clock, stall_timeout_s = asyncio.get_running_loop().time, self.attempts.policy.stall_timeout_s
         sent_s, body, answered = clock(), None, False
         deadline = asyncio.timeout(min(stall_timeout_s, self.attempts.left_s()))
-        self._warn_when_silent()
         try:
             async with deadline:
                 body = await self._open()
@@ -322,8 +313,6 @@ class _Request:
                 raise
             raise _StalledError(f"no byte for {stall_timeout_s:g} s", url=self.url) from None
         finally:
-            if self.warning is not None:
-                self.warning.cancel()
             if body is not None:
                 await body.aclose()
 
@@ -337,11 +326,6 @@ class _Request:
                 await body.aclose()
                 self.pin.check(self.url, body.total_bytes, body.etag)
             raise
-
-    def _warn_when_silent(self) -> None:
-        left_s = self.attempts.warn_of_silence()
-        if left_s > 0.0:
-            self.warning = asyncio.get_running_loop().call_later(max(left_s, 0.01), self._warn_when_silent)
 
 
 def _given_up(url: str, offset: int, attempts: Attempts, spent_s: float) -> StorageError:

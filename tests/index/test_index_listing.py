@@ -10,7 +10,7 @@ import pytest
 from indexed_shards import index_shards
 
 from streamload import ShardWriter, StreamLoader
-from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+from streamload.errors import DatasetIndexError, ShardChangedError, ShardNotFoundError, StorageError
 from streamload.index.listing import Listing, find_shards, list_shards
 from streamload.index.shard_names import SHARDIFY, ShardNaming, write_mark
 from streamload.storage.local_files import LocalStorage, local_path, open_regular
@@ -215,7 +215,7 @@ def test_a_shard_of_another_size_is_stale(tmp_path: Path) -> None:
     path = tmp_path / "shard0-000000.tar"
     path.write_bytes(path.read_bytes() + bytes(512))
     for urls in (tmp_path, path):
-        with pytest.raises(DatasetIndexError):
+        with pytest.raises(ShardChangedError, match="since it was indexed.*rebuild the index"):
             list_shards(urls)
     assert find_shards(tmp_path) == [str(path)]
 

@@ -17,7 +17,7 @@ from servers.rclone import S3Server
 from through_fsspec import through_fsspec
 
 from streamload import ShardWriter, StreamLoader
-from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+from streamload.errors import DatasetIndexError, ShardChangedError, ShardNotFoundError, StorageError
 from streamload.index.dataset_index import IndexedShard
 from streamload.index.listing import Listing, list_shards
 from streamload.storage.protocol import UNKNOWN_BYTES
@@ -144,9 +144,7 @@ def test_a_folder_of_an_image_a_file_is_to_be_packed_first(bucket: Path, either:
     for kind in ("cat", "dog"):
         (bucket / "photos" / kind).mkdir(parents=True)
         (bucket / "photos" / kind / "1.jpg").write_bytes(b"x")
-    assert f"pack it first, from a local copy: shardify COPY s3://{bucket.name}/photos-shards" in refusal(
-        f"s3://{bucket.name}/photos", either
-    )
+    assert "pack it first: shardify LOCAL_COPY DESTINATION" in refusal(f"s3://{bucket.name}/photos", either)
 
 
 def test_the_name_of_a_folder_may_be_mistyped(bucket: Path, either: Storages) -> None:
@@ -244,12 +242,12 @@ def test_an_index_of_another_etag_or_size_is_stale(bucket: Path, s3: Storages) -
         write_index(folder, [(IndexedShard(entry.name, entry.bytes, entry.samples, known), table)])
         assert read_index(folder).shards[0].etag == known
         if stale:
-            with pytest.raises(DatasetIndexError, match="ETag"):
+            with pytest.raises(ShardChangedError, match='the version "other"'):
                 list_shards(url, storages=s3)
         else:
             assert list_shards(url, storages=s3).counts == (1,)
     (bucket / "s0-000000.tar").write_bytes(bytes(10))
-    with pytest.raises(DatasetIndexError, match="10 bytes"):
+    with pytest.raises(ShardChangedError, match="has 10 bytes"):
         list_shards(url, storages=s3)
 
 
