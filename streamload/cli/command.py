@@ -94,18 +94,13 @@ def _print(text: str, end: str = "\n") -> None:
         raise
 
 
-_WORDS = {"true": True, "false": False, "null": None}
-
-
 def parse_storage_option(text: str) -> tuple[str, Any]:
     """Parse one `KEY=VALUE`; `true`, `false`, `null` and JSON in braces are converted. Messages quote no values."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise typer.BadParameter("give KEY=VALUE, as in endpoint_url=http://127.0.0.1:9000")
-    if not value.startswith("{"):
-        return key, _WORDS.get(value, value)
     try:
-        return key, json.loads(value)
+        return key, json.loads(value) if value in ("true", "false", "null") or value.startswith("{") else value
     except ValueError as exc:
         raise typer.BadParameter(f"{key}: the value in braces is not JSON ({exc}); correct it") from None
 

@@ -46,9 +46,8 @@ def shardify(
     source: str = typer.Argument(
         ...,
         metavar="SOURCE",
-        help="A folder with one folder of files per class, or with folders such as train and val of these; a folder of "
-        "files that share names (0.jpg, 0.txt, 0.mask.png), or of folders that do (images, masks); a .csv, .jsonl "
-        "or .parquet with a sample in each row; a .npz, .npy or .pt, by rows; or, with --labels, files named by ID.",
+        help="A folder of classes, or of train and val with classes; of files or folders that share names (0.jpg, "
+        "0.txt; images, masks); a .csv, .jsonl, .parquet, .npz, .npy or .pt, by rows; with --labels, files by ID.",
     ),
     dest: str = typer.Argument(..., metavar="DEST", help="The folder for the shards, or a bucket: s3://, ..."),
     *,
@@ -57,23 +56,12 @@ def shardify(
     shuffle: bool = typer.Option(True, help="Shuffle the samples, or keep the order of classes and paths or rows."),
     seed: int = typer.Option(0, help="Seed of the shuffle and of --split.", min=0, max=2**64 - 1),
     split: str | None = typer.Option(None, help="Split each class at random into folders, as train=0.9,val=0.1."),
-    resize: int | None = typer.Option(
-        None,
-        help="Shrink images to this many pixels on the shorter side, upright, as RGB or grey JPEG without metadata. "
-        "Images that are small enough are stored unchanged.",
-        min=1,
-    ),
+    resize: int | None = typer.Option(None, help="Shrink the shorter side to these pixels, as upright JPEG.", min=1),
     quality: int | None = typer.Option(None, help="Quality of the JPEG files of --resize; else 90.", min=1, max=100),
     workers: int | None = typer.Option(None, help="Processes; shards do not depend on it. Default: one a core.", min=1),
     ray: Ray = None,
-    labels: str | None = typer.Option(
-        None,
-        help='Labels of files named by ID: JSON, {"ID": label}, or a table of id and label. Default: SOURCE/labels.*.',
-    ),
-    classes: str | None = typer.Option(
-        None,
-        help="The classes.json that numbers the classes, as of the training data; other classes are an error.",
-    ),
+    labels: str | None = typer.Option(None, help="JSON or a table of labels by ID. Default: SOURCE/labels.*."),
+    classes: str | None = typer.Option(None, help="The classes.json of the training data, which numbers the classes."),
     path_column: Annotated[
         list[str] | None, typer.Option(help="A column of files or IDs; repeatable. Default: by name.")
     ] = None,
@@ -87,8 +75,7 @@ def shardify(
     stems: bool | None = typer.Option(
         None,
         "--stems/--no-stems",
-        help="Whether files that share a name up to its first dot are one sample: 0.jpg, 0.txt, 0.mask.png. Default: "
-        "if the folder holds no folders, or most images have other files of their name.",
+        help="Whether files that share a name up to its first dot are one sample. Default: by what the folder holds.",
     ),
     follow_symlinks: bool = typer.Option(False, "--follow-symlinks", help="Follow links to folders, too."),
     skip_bad: bool = typer.Option(False, "--skip-bad", help="Skip files that are damaged or of another kind."),

@@ -34,13 +34,10 @@ class Script:
         seed: of all that is drawn; the n-th request has the same faults in every run.
         first_byte_s: before each answer.
         bytes_per_s: of a body, for each connection; None sends as fast as it goes.
-        headers: more headers for each answer.
         status, status_share: an answer of this status without the object.
-        cut_share: bodies that end after `cut_at` bytes, or somewhere, with the connection; the declared length stays.
-            At least one byte is sent, and bodies of one byte are whole.
+        cut_share: bodies that end somewhere, with the connection; the declared length stays. At least one byte is
+            sent, and bodies of one byte are whole.
         reset_share: as cut, but the connection is reset.
-        stall_share: as cut, but the connection stays open and silent.
-        cut_at: where, in bytes of the body; None draws it.
         sleep_share, sleep_s: answers that come so late.
         silent_share: requests that are never answered.
         wrong_range_share: answers whose Content-Range, and bytes, are others than those asked for.
@@ -54,13 +51,10 @@ class Script:
     seed: int = 0
     first_byte_s: float = 0.0
     bytes_per_s: float | None = None
-    headers: dict[str, str] = dataclasses.field(default_factory=dict)
     status: int = 503
     status_share: float = 0.0
     cut_share: float = 0.0
     reset_share: float = 0.0
-    stall_share: float = 0.0
-    cut_at: int | None = None
     sleep_share: float = 0.0
     sleep_s: float = 10.0
     silent_share: float = 0.0
@@ -86,8 +80,8 @@ class Faults:
     """What goes wrong with one request."""
 
     status: int | None = None
-    cut_at: float | int | None = None
-    ends: str = "cut"
+    cut_at: float | None = None
+    resets: bool = False
     sleep_s: float = 0.0
     silent: bool = False
     wrong_range: bool = False
@@ -103,13 +97,11 @@ def faults_of(script: Script, number: int) -> Faults:
     if number < script.spared:
         return NO_FAULTS
     draw = random.Random(f"{script.seed}/{number}")
-    status, cut, reset, stall, sleep, silent, wrong, short, whole, where = (draw.random() for _ in range(10))
-    ends = {"cut": cut < script.cut_share, "reset": reset < script.reset_share, "stall": stall < script.stall_share}
-    kind = next((name for name, happens in ends.items() if happens), None)
+    status, cut, reset, sleep, silent, wrong, short, whole, where = (draw.random() for _ in range(9))
     return Faults(
         status=script.status if status < script.status_share else None,
-        cut_at=None if kind is None else where if script.cut_at is None else script.cut_at,
-        ends=kind or "cut",
+        cut_at=where if cut < script.cut_share or reset < script.reset_share else None,
+        resets=cut >= script.cut_share,
         sleep_s=script.sleep_s if sleep < script.sleep_share else 0.0,
         silent=silent < script.silent_share,
         wrong_range=wrong < script.wrong_range_share,
@@ -201,22 +193,16 @@ class Server:
             await _until_closed(connection)
             return False
         answer = self.listing(request) if is_listing else self.object(request, faults, swapped)
-        answer.headers |= self.script.headers
         await loop.sock_sendall(connection, answer.head() + (b"" if request.method == "HEAD" else answer.text))
         if request.method == "HEAD" or not answer.size:
             return True
         size = answer.size
         if faults.cut_at is not None and size > 1:
-            drawn = int(faults.cut_at * size) if isinstance(faults.cut_at, float) else faults.cut_at
-            size = min(max(1, drawn), size)
+            size = max(1, int(faults.cut_at * size))
         await self.send(connection, answer.offset, size)
-        if size == answer.size and faults.cut_at is None:
-            return True
-        if faults.ends == "stall":
-            await _until_closed(connection)
-        elif faults.ends == "reset":
+        if size < answer.size and faults.resets:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        return size == answer.size and faults.ends == "cut"
+        return size == answer.size
 
     async def send(self, connection: socket.socket, offset: int, size: int) -> None:
         loop = asyncio.get_running_loop()
