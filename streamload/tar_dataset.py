@@ -43,8 +43,7 @@ from streamload.tar.extensions import Decode
 from streamload.tar.scan import scan_file
 from streamload.text import counted
 from streamload.trainer.checks import SkippedMembers, warn_of_separate_crops, warn_of_unused_decoders
-from streamload.trainer.connection import with_another_feeder
-from streamload.trainer.feeder_link import FeederClient, OpenDataset, listing_places, named_places
+from streamload.trainer.feeder_link import FeederClient, OpenDataset, listing_places, named_places, with_another_feeder
 
 # Maximum open local shards; by default a process may have 1,024 open files.
 _OPEN_SHARDS = 64

@@ -60,7 +60,7 @@ FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helper", "helpers", "mana
 
 IMPORTS_LATE = {
     "streamload.loader",
-    "streamload.trainer.connection",
+    "streamload.trainer.feeder_link",
     "streamload.trainer.feeder_link",
     "streamload.pack",
     "streamload.feeder.start",

@@ -14,7 +14,7 @@ from streamload.fetch.budget import default_budget
 from streamload.log_records import set_log_levels
 from streamload.memory.mapped import Bytes
 from streamload.order.share import EpochStart
-from streamload.trainer.connection import Connection, start_feeder_process
+from streamload.trainer.feeder_link import Connection, start_feeder_process
 from streamload.workers.launchers import available_processors
 
 Program = tuple[Sequence[str], Sequence[str], str]

@@ -20,7 +20,7 @@ from streamload.errors import without_secrets
 from streamload.feeder import messages
 from streamload.feeder.scans import Scans
 from streamload.feeder.stream import BatchStream, Engine
-from streamload.fetch.budget import budget_for_window, bytes_for_parts, requests_at_once
+from streamload.fetch.budget import budget_for, bytes_for_parts, requests_at_once
 from streamload.fetch.disk_cache import DiskCache
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES
@@ -47,6 +47,7 @@ _log = logging.getLogger("streamload")
 _SENT_EVERY_S = 0.02
 _SCANS_LOGGED_EVERY_S = 30.0
 _KEPT_BYTES = 256 << 20
+_MARGIN = 1.05  # of a budget that is advised, for samples larger than the mean
 
 
 class FeederMeter:
@@ -387,23 +388,21 @@ class Feeder:
             self._fail(fetcher.too_small(enough_bytes, counting=counting, expands=self._expands))
 
     def _enough_for_window(self, fetcher: Fetcher) -> int:
-        """Return a budget that holds the shuffle's window, by the shards that are known; 0 if there is none."""
+        """Return a budget that holds the shuffle's window, by the shards that are known; 0 if there is none.
+
+        It holds the samples that wait to be drawn, and a part at each end of every lane.
+        """
         order, counts, requested = self._engine.settings.order, self.tables.counts.values, self._stream.requested
         known = [(int(counts[shard]), fetcher.state_of(shard).total_bytes) for shard in fetcher.fetched]
         sizes = [(count, size) for count, size in known if count > 0 and size]
         if not order.shuffle or requested is None or not sizes:
             return 0
-        shards = len(counts)
-        samples, data_bytes = (sum(values) * shards // len(sizes) for values in zip(*sizes, strict=True))
-        return budget_for_window(
-            order.window,
-            samples=samples,
-            data_bytes=data_bytes,
-            shards=shards,
-            lanes=order.lanes,
-            lanes_read=-(-order.lanes // requested.world_size),
-            expands=self._expands,
-        )
+        samples, data_bytes = map(sum, zip(*sizes, strict=True))
+        all_of_known, lanes_read = len(counts) / len(sizes), -(-order.lanes // requested.world_size)
+        waiting = min(order.window, samples * all_of_known / order.lanes) * lanes_read
+        edges_bytes = 2 * lanes_read * min(PART_BYTES, data_bytes / len(sizes))
+        held_bytes = min(data_bytes * all_of_known, waiting * data_bytes / samples + edges_bytes)
+        return budget_for(int(_MARGIN * held_bytes), expands=self._expands)
 
     def _make_fetcher(self, fetching: Fetching, listing: Listing) -> Fetcher | None:
         """Make what fetches shards, if there are any that need that."""

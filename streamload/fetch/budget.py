@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
-from streamload.fetch.parts import PART_BYTES
 from streamload.limits import (
     EXPANSION_SHARE,
     FREE_MEMORY_SHARE,
@@ -18,9 +17,6 @@ from streamload.limits import (
     REQUESTS_PROPORTION,
     free_memory_bytes,
 )
-
-# For samples larger than the mean.
-_MARGIN = 1.05
 
 
 def available_bytes(root: str = "/") -> int:
@@ -75,26 +71,6 @@ def requests_at_once(budget_bytes: int) -> int:
 def requests_bytes(budget_bytes: int) -> int:
     """Return the share of a budget for request buffers."""
     return min(REQUESTS_BYTES, budget_bytes * REQUESTS_PROPORTION // (PARTS_PROPORTION + REQUESTS_PROPORTION))
-
-
-def budget_for_window(
-    window: int, *, samples: int, data_bytes: int, shards: int, lanes: int, lanes_read: int, expands: bool
-) -> int:
-    """Return a budget that holds a shuffle's window: the waiting samples, and a part at each end of every lane.
-
-    Args:
-        window: in samples.
-        samples: of the dataset.
-        data_bytes: of the dataset.
-        shards: of the dataset.
-        lanes: of the order.
-        lanes_read: by this rank.
-        expands: fields may expand.
-    """
-    waiting = min(window, -(-samples // lanes)) * lanes_read
-    edges_bytes = 2 * lanes_read * min(PART_BYTES, data_bytes // shards)
-    held_bytes = min(data_bytes, waiting * data_bytes // samples + edges_bytes)
-    return budget_for(int(_MARGIN * held_bytes), expands=expands)
 
 
 def shown_bytes(size_bytes: float, rounded: Callable[[float], int] = round) -> str:

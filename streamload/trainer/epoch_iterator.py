@@ -23,8 +23,7 @@ from streamload.order.share import EpochStart
 from streamload.statistics import Meter
 from streamload.text import counted
 from streamload.trainer.checks import SkippedMembers
-from streamload.trainer.connection import Connection, FeederDiedError, second_death
-from streamload.trainer.feeder_link import FeederLink
+from streamload.trainer.feeder_link import Connection, FeederDiedError, FeederLink, second_death
 
 _log = logging.getLogger("streamload")
 

@@ -1,33 +1,57 @@
-"""Start and configure a loader's feeder, and call functions that may need remote I/O.
+"""Start, configure and use a loader's feeder: exchange messages, map batches, call functions that may need remote I/O.
 
-These run here if everything is local, else in a feeder's process: the libraries of object stores have threads, and
+Functions run here if everything is local, else in a feeder's process: the libraries of object stores have threads, and
 would hang in a process that is forked after they were used.
 """
 
 from __future__ import annotations
 
+import errno
+import itertools
 import logging
 import operator
 import os
 import sys
+import warnings
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
+from threading import Lock
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamload.arguments import no_attribute
-from streamload.decode.tasks import Job, OwnTransforms, Transform
-from streamload.errors import LoaderClosedError, StorageError, StreamloadError
-from streamload.feeder.messages import COUNT_SAMPLES, Calls, Configure, PipelineSettings, Tracing
+from streamload.decode.failure import error_from
+from streamload.decode.tasks import Forget, Job, OwnTransforms, RowTask, ScanTask, ShardsOpened, SlotOpened, Transform
+from streamload.errors import LoaderClosedError, StorageError, StreamloadError, WorkerError
+from streamload.feeder.messages import (
+    COUNT_SAMPLES,
+    WHAT_HOLDS_UP,
+    AbandonEpoch,
+    Acknowledge,
+    Answer,
+    Call,
+    Calls,
+    Configure,
+    Failed,
+    PipelineSettings,
+    Ready,
+    Tracing,
+)
 from streamload.fetch.resident import fetched_shards, is_all_local
 from streamload.index.columns import Columns
 from streamload.index.listing import Listing, joined_listing
-from streamload.log_records import log_levels
+from streamload.log_records import Logged, log_levels
+from streamload.memory.channel import Channel
+from streamload.memory.mapped import Bytes
+from streamload.memory.slots import SlotReader
 from streamload.memory.unnamed import descriptor_limit, naming_the_limit
 from streamload.options import Options
 from streamload.order.share import EpochStart
@@ -44,12 +68,282 @@ from streamload.trainer.checks import (
     warn_of_separate_crops,
     warn_of_unused_decoders,
 )
-from streamload.trainer.connection import Connection, start_feeder_process, with_another_feeder
+from streamload.workers.launch import Child, launch
 
 if TYPE_CHECKING:
-    from streamload.trainer.device import Cuda
+    from streamload.trainer.device import Cuda  # which imports torch
+    from streamload.trainer.in_process_feeder import InProcessChannel
+    from streamload.workers.caller_worker import CallerWorker
+
+_GRACE_S = 0.7
+# How long a feeder may take to say what holds it up.
+_ANSWER_S = 3.0
 
 _log = logging.getLogger("streamload")
+_numbers = itertools.count()
+
+_Result = TypeVar("_Result")
+
+
+class FeederDiedError(WorkerError):
+    """The feeder has died, as the message says; another one can take its place."""
+
+
+def second_death(error: FeederDiedError) -> WorkerError:
+    """Return the error for two deaths in turn."""
+    return WorkerError(
+        "two feeder processes died in turn, and no batch or answer came in between: where memory runs out, lower "
+        "memory_budget or num_workers, or raise the limit (of the container, or `ulimit -v`). The second time, "
+        f"{error.message}"
+    )
+
+
+def with_another_feeder(attempt: Callable[[], _Result]) -> _Result:
+    """Return what `attempt` returns; try once more if its feeder dies.
+
+    Raises:
+        WorkerError: the second feeder died as well.
+    """
+    try:
+        return attempt()
+    except FeederDiedError:
+        pass
+    try:
+        return attempt()
+    except FeederDiedError as error:
+        raise second_death(error) from error
+
+
+class Connection:
+    """Exchange messages with a feeder in order, and map its batches.
+
+    A feeder's process ends with this object: when it is closed or garbage-collected, or the interpreter exits. If the
+    trainer is killed, it ends by itself.
+
+    Attributes:
+        configured: a `Configure` was sent.
+        death: how the process ended, if it has died.
+        owner: the process that began it; the connection of a fork is closed.
+        messages: arrived, for `receive`.
+    """
+
+    def __init__(
+        self, channel: Channel | InProcessChannel, child: Child | None = None, cuda: Cuda | None = None
+    ) -> None:
+        self.configured = False
+        self.death: str | None = None
+        self.messages: deque[Any] = deque()
+        self._answers: dict[int, Answer] = {}
+        self._failed: Failed | None = None
+        lock, fence = (None, None) if cuda is None else (cuda.lock, cuda.fence)
+        self._slots = SlotReader(lock, fence)
+        self._unsent: deque[Any] = deque()
+        self._sending = Lock()
+        self._unacknowledged = 0
+        self._acknowledge_after = 1
+        self._worker: CallerWorker | None = None
+        self._child = child
+        self._channel = channel
+        self.owner = os.getpid()
+        self._end = weakref.finalize(self, _end, child, channel, self._slots, self.owner)
+
+    def make_rows(self, worker: CallerWorker) -> None:
+        """Have `receive` do the tasks, in its caller's thread."""
+        self._worker = worker
+        weakref.finalize(self, worker.close)
+
+    @property
+    def closed(self) -> bool:
+        """Return True if the connection was closed, or belongs to this process's parent."""
+        return not self._end.alive or os.getpid() != self.owner
+
+    @property
+    def descriptor(self) -> int | None:
+        """A descriptor that is readable when a message may have come; None if `receive` does tasks itself."""
+        return self._channel.fileno() if isinstance(self._channel, Channel) and self._worker is None else None
+
+    def send(self, message: Any, *, later: bool = False) -> None:
+        """Send a message; if the feeder is dead, the next `receive` raises.
+
+        Queue it with `later` until the next message or wait: waking the feeder takes time.
+        """
+        self.configured = self.configured or isinstance(message, Configure)
+        if isinstance(message, EpochStart) and self._worker is not None:
+            self._worker.begin(message.number)
+        self._unsent.append(message)
+        if not later:
+            self._flush()
+
+    def abandon(self, number: int) -> None:
+        """Have the feeder abandon a pass. Safe at any moment in any thread; never waits."""
+        if self._worker is not None:
+            self._worker.leave(number)
+        self._unsent.append(AbandonEpoch(number))
+        self._send_unsent()
+
+    def receive(self, timeout_s: float | None) -> Any:
+        """Return the next message. All batches of earlier ones must have been leased.
+
+        Raises:
+            TimeoutError: none came in time.
+            FeederDiedError: the feeder is dead.
+        """
+        deadline_s = None if timeout_s is None else monotonic() + timeout_s
+        while (message := self.receive_now()) is None:
+            self._go_on(deadline_s)
+        return message
+
+    def receive_now(self) -> Any | None:
+        """Return the next message if it has arrived, else None."""
+        while not self.messages:
+            try:
+                arrived = self._channel.receive_now()
+            except (EOFError, OSError) as error:
+                self._raise_broken(error)
+            if arrived is None:
+                if self._unsent:
+                    self._flush()
+                return None
+            self._open(*arrived)
+        message = self.messages.popleft()
+        if isinstance(message, Ready):
+            self._slots.drop(message.retired)  # not sooner: batches of earlier messages may lie there
+            self._acknowledge_after = message.acknowledge_after
+        return message
+
+    def _go_on(self, deadline_s: float | None) -> None:
+        """Do a task, or wait for a message."""
+        if self._worker is not None and (done := self._worker.step()) is not None:
+            self.send(done)
+            return
+        try:
+            arrived = self._channel.receive(None if deadline_s is None else max(0.0, deadline_s - monotonic()))
+        except TimeoutError:
+            raise
+        except (EOFError, OSError) as error:
+            self._raise_broken(error)
+        self._open(*arrived)
+
+    def call(self, function: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        """Call a function of the feeder. Keep messages that come before its answer.
+
+        Raises:
+            TimeoutError, FeederDiedError: as `receive`.
+            LoaderClosedError: another thread has closed the connection.
+            Exception: what the function raises, or the feeder has failed with.
+        """
+        deadline_s = None if timeout_s is None else monotonic() + timeout_s
+        number = next(_numbers)
+        self.send(Call(number, function, arguments))
+        while (answer := self._answers.pop(number, None)) is None:
+            if self._failed is not None:  # nothing more will come
+                raise error_from(self._failed.failure)
+            self._go_on(deadline_s)
+        if answer.failure is not None:
+            raise error_from(answer.failure)
+        return answer.value
+
+    def _raise_broken(self, error: EOFError | OSError) -> NoReturn:
+        """Raise why nothing can be received."""
+        if self.death is None and self.closed:
+            raise LoaderClosedError("the loader was closed while a batch or an answer was waited for") from error
+        if self._child is None or (isinstance(error, OSError) and error.errno == errno.EMFILE):
+            raise error  # it is this process that has too many open files, and the error says so
+        if self.death is None:
+            is_alive = self._child.wait(_GRACE_S) is None
+            ended = "has closed its connection" if is_alive else self._child.end(0.0)
+            self.death = f"the feeder process {ended}"
+        raise FeederDiedError(self.death) from error
+
+    def _open(self, message: Any, descriptors: list[int]) -> None:
+        """Dispatch a message, and map the slots that come with it."""
+        if self._worker is not None and isinstance(message, RowTask | ScanTask | ShardsOpened | SlotOpened | Forget):
+            self._worker.waiting.append((message, descriptors))
+            return
+        match message:
+            case Logged():
+                message.handle_if_enabled()
+            case Answer():
+                self._answers[message.number] = message
+            case Failed():
+                self._failed = message
+                self.messages.append(message)
+            case Ready():
+                try:
+                    for slot, descriptor in zip(message.opened, descriptors, strict=True):
+                        self._slots.add(slot, descriptor)
+                finally:
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+                self.messages.append(message)
+
+    def what_holds_up(self) -> str:
+        """Return why no batch has come, in words; empty if unknown."""
+        if self._child is None:
+            return "" if isinstance(self._channel, Channel) else self._channel.what_holds_up()
+        try:
+            return str(self.call(WHAT_HOLDS_UP, timeout_s=_ANSWER_S) or "")
+        except TimeoutError:
+            how = "is stopped, by a signal (SIGSTOP) or a debugger" if self._child.is_stopped else "does not answer"
+            return f"the feeder (process {self._child.pid}) {how}"
+        except WorkerError as error:  # it has died meanwhile
+            return error.message
+
+    def lease(self, slot: int) -> Bytes:
+        """Return the memory of the next batch; its slot is free when the last view is gone."""
+        self._unacknowledged += 1
+        if self._unacknowledged >= self._acknowledge_after:  # a message for each would cost more than all the rest
+            self._flush()
+        return self._slots.lease(slot)
+
+    def _flush(self) -> None:
+        """Acknowledge batches and free slots, and send all queued messages."""
+        if self._unacknowledged:
+            unacknowledged, self._unacknowledged = self._unacknowledged, 0
+            self._unsent.append(Acknowledge(unacknowledged, self._slots.take_released()))
+        self._send_unsent()
+
+    def _send_unsent(self) -> None:
+        """Send all queued messages, also those that another thread adds meanwhile by dropping a pass."""
+        while self._unsent and self._sending.acquire(blocking=False):
+            try:
+                messages = [self._unsent.popleft() for _ in range(len(self._unsent))]
+                with suppress(ConnectionError):  # the next `receive` says that it is dead
+                    self._channel.send_all(messages)
+            finally:
+                self._sending.release()
+
+    def close(self) -> None:
+        """End the feeder and wait for it, shortly if user code runs. Idempotent."""
+        self._end()
+        self.messages.clear()
+        if self._worker is not None:
+            self._worker.close()
+
+    def __del__(self) -> None:
+        started = getattr(self, "_end", None) is not None
+        if started and self._child is not None and not self.closed and self.configured:
+            message = "a StreamLoader was dropped without close() or `with`; its processes are ended now"
+            warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
+
+
+def start_feeder_process(workers: int, cuda: Cuda | None) -> Connection:
+    """Start a feeder's process."""
+    child = launch("streamload.feeder.start", workers)
+    return Connection(Channel(child.socket), child, cuda)
+
+
+def _end(child: Child | None, channel: Channel | InProcessChannel, slots: SlotReader, owner: int) -> None:
+    is_owner = os.getpid() == owner
+    if isinstance(channel, Channel):
+        channel.close(ends=is_owner)
+    else:
+        channel.close()
+    slots.close()
+    if child is not None:
+        if is_owner:
+            child.end(_GRACE_S)
+        child.close()
 
 
 def named_places(portions: Iterable[Portion]) -> list[str]:
