@@ -70,21 +70,6 @@ def test_the_same_batches_and_epochs_as_in_a_for_loop(source: str, workers: int)
     assert got == expected, "in one event loop after the other, and in a plain loop between them"
 
 
-@FEW
-async def test_the_state_within_the_loop_resumes(source: str, workers: int) -> None:
-    states = []
-    async with make(source, workers) as loader:
-        async for batch in loader:
-            states.append((loader.state_dict(), batch[0].tolist()[-1]))
-        with pytest.raises(LoaderClosedError):
-            await loader.aclose()
-            aiter(loader)
-    assert [last for _, last in states] == [9, 19, 29, 39, 49, 59]
-    async with make(source, workers) as loader:
-        loader.load_state_dict(states[2][0])
-        assert await read(loader) == list(range(30, TOTAL))
-
-
 async def test_others_run_while_it_waits(source: str, gate: Path) -> None:
     ticks = 0
 

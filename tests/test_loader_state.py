@@ -42,15 +42,6 @@ def test_every_state_gives_the_rest_at_another_world_size(source: str) -> None:
         assert sorted(sum(rest, [])) == sorted(sum(whole[step:], [])), "of another size, too"
 
 
-def test_resumed_with_other_workers_and_twice(source: str) -> None:
-    whole = global_batches(source, 1, 9, **OPTIONS)
-    state = states_of(source, 1, 9, num_workers=2)[3]
-    with StreamLoader(source, 9, **OPTIONS) as loader:
-        loader.load_state_dict(state)
-        again = [loader.state_dict() for _ in loader][1]
-    assert global_batches(source, 1, 9, again, **{**OPTIONS, "num_workers": 1}) == whole[6:]
-
-
 def test_state_counts_what_the_loop_has_been_given(source: str) -> None:
     with StreamLoader(source, 10, **{**OPTIONS, "num_workers": 1}, prefetch_batches=8) as loader:
         assert loader.state_dict()["position"] == 0

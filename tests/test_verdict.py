@@ -1,13 +1,9 @@
-"""The verdict: which stage limits a run, by figures alone and in a real one."""
+"""The verdict: which stage limits a run, by its figures."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from transforms import slow
 
-from streamload import ShardWriter, StreamLoader
 from streamload.statistics import Machine, Statistics, find_limit
 from streamload.totals import Totals
 
@@ -103,18 +99,3 @@ def test_a_first_batch_that_took_longer_than_all_others_is_mentioned() -> None:
     late = Statistics(Totals({**settled, "first_batch_s": 26.0}), settled, {}, MACHINE)
     assert late.verdict.endswith("2.0% of its time; the first batch came after 26.0 s")
     assert "first batch came" not in Statistics(Totals({**settled, "first_batch_s": 8.0}), settled, {}, MACHINE).verdict
-
-
-@pytest.mark.exhaustive
-def test_a_real_run_is_judged_without_its_first_batch(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "some") as writer:
-        for number in range(100):
-            writer.write({"__key__": str(number), "cls": number})
-    with StreamLoader(tmp_path / "some", 4, transform={"cls": slow}, num_workers=1) as loader:
-        assert loader.statistics().verdict == "nothing yet: no batch has been delivered"
-        while loader.statistics().limit.stage == "unknown":
-            list(loader)
-        statistics = loader.statistics()
-    limit = find_limit(statistics.settled, statistics.machine._replace(all_processors=0))  # whatever else runs here
-    assert limit.stage == "work"
-    assert "the transform (cls: slow)" in limit.sentence

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -43,8 +42,6 @@ from streamload.workers.process_pool import ProcessPool
 
 _log = logging.getLogger("streamload")
 
-# Totals go with batches, and a message with them takes a hundredth of a millisecond more.
-_SENT_EVERY_S = 0.02
 _SCANS_LOGGED_EVERY_S = 30.0
 _KEPT_BYTES = 256 << 20
 _MARGIN = 1.05  # of a budget that is advised, for samples larger than the mean
@@ -64,7 +61,6 @@ class FeederMeter:
         self._stream = stream
         self._in_own_process = in_own_process
         self._started_s = self._noted_s = perf_counter()
-        self._sent_s = -math.inf
         self._awaited: str | None = None
         self._events: list[Event] | None = None
 
@@ -109,13 +105,10 @@ class FeederMeter:
         self._noted_s = now_s
         self._awaited = f"awaited_s/{self._reason()}" if self._stream.awaited else None
 
-    def to_send(self, *, always: bool) -> Totals | None:
-        """Return the totals until now, if it is time to send them, or `always`."""
-        now_s, totals, fetcher = perf_counter(), self._totals, self._engine.fetcher
-        if not always and now_s - self._sent_s < _SENT_EVERY_S:
-            return None
-        self._sent_s = now_s
-        totals["feeder_s"] = now_s - self._started_s
+    def totals(self) -> Totals:
+        """Return the totals until now."""
+        totals, fetcher = self._totals, self._engine.fetcher
+        totals["feeder_s"] = perf_counter() - self._started_s
         totals["worker_s"] = totals["feeder_s"] * len(self._engine.pool.workers)
         totals["restarted_workers"] = self._engine.pool.restarts
         if self._in_own_process:
@@ -306,7 +299,7 @@ class Feeder:
             retired,
             last=last,
             acknowledge_after=self._stream.acknowledge_after,
-            totals=self._meter.to_send(always=last),
+            totals=self._meter.totals(),
             skipped_members=self.tables.skipped,
             events=self._meter.take_events(),
         )

@@ -133,7 +133,7 @@ class Ready(NamedTuple):
         retired: slots to drop.
         last: all batches of the epoch have been sent, and the trainer has requested it.
         acknowledge_after: how many batches may be taken before they are acknowledged.
-        totals: what the feeder has added up; None if they were sent a moment ago.
+        totals: what the feeder has added up; None if unknown.
         skipped_members: so far, by reason.
         events: for a trace, since the last message.
     """

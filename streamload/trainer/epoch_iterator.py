@@ -381,25 +381,23 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         """
         if self._ended is not None:
             return
-        if not self._in_use.acquire(blocking=False):
-            self._end_processes(why)
-            return
+        is_idle = self._in_use.acquire(blocking=False)
         try:
-            if self._turning.locked() or self.connection.closed:  # the latter in a fork, or when the interpreter ends
+            # Closed in a fork, or when the interpreter ends.
+            if not is_idle or self._turning.locked() or self.connection.closed:
                 self._end_processes(why)
             elif self._gave_s is not None and self._cursor.position >= self._link.last_position(self._start):
                 self._finish()
             else:
-                pending = list(self._pending)
-                untaken = tuple(batch for batch in pending if batch is not None)
+                untaken = tuple(batch for batch in self._pending if batch is not None)
                 self._stop(why)
                 if untaken:  # the next pass releases them: this may run in the middle of anything
                     ready = Ready(self._start.identity, untaken, (), (), last=False, acknowledge_after=1)
                     self.connection.messages.appendleft(ready)
-                if untaken or None not in pending:
-                    self.connection.abandon(self._start.number)
+                self.connection.abandon(self._start.number)
         finally:
-            self._in_use.release()
+            if is_idle:
+                self._in_use.release()
 
     def _end_processes(self, why: str, state: Literal["ready", "left"] = "left") -> None:
         """End the pass early, with the feeder's processes."""

@@ -72,10 +72,3 @@ def test_slots_come_back_as_soon_as_their_batch_is_gone(tmp_path: Path, fields: 
 
 def slots_mapped() -> int:
     return Path("/proc/self/maps").read_text().count("/memfd:streamload")
-
-
-def _is_slot(path: str) -> bool:
-    try:
-        return os.readlink(path).startswith("/memfd:streamload")
-    except FileNotFoundError:  # the descriptor that listed them
-        return False

@@ -12,7 +12,7 @@ import pytest
 from matrix import exhaustive
 from servers.faults import FaultServer, Script
 
-from streamload.errors import ShardChangedError, StorageError
+from streamload.errors import ShardChangedError
 from streamload.fetch.transfers import Source, TransferCounts, Transfers
 from streamload.storage.download import Pin, Retries, RetryPolicy
 from streamload.storage.storages import Storages
@@ -28,7 +28,7 @@ DEADLINE_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def running_server() -> Iterator[FaultServer]:
+def server() -> Iterator[FaultServer]:
     with FaultServer(SHARDS) as running:
         yield running
 
@@ -45,16 +45,18 @@ class Fetched:
         assert self.errors == []
         assert self.shards == [bytearray(content) for content in SHARDS.values()]
 
-    def assert_right_or(self, error: type[StorageError]) -> None:
-        """All of it is right, or there is a typed error; `write` has compared every byte that came before."""
-        if self.errors:
-            assert isinstance(self.errors[0], error), self.errors
-        else:
-            self.assert_right()
 
-
-async def fetch(url: str, part_bytes: int, limits: RetryPolicy, most: int) -> Fetched:
+async def fetch(
+    server: FaultServer,
+    script: Script,
+    *,
+    part_bytes: int = PART_BYTES,
+    limits: RetryPolicy = LONG_RETRIES,
+    most: int = 8,
+) -> Fetched:
     """Every part of every shard once, with the shards' sizes not known before; ends with the first error."""
+    server.play(script)
+    url = server.url
     storage = Storages().for_url(url)
     sources = [Source(storage, f"{url}/{name}", Pin()) for name in SHARDS]
     parts = [(shard, start) for shard in range(len(SHARDS)) for start in range(0, SHARD_BYTES, part_bytes)]
@@ -91,70 +93,52 @@ async def fetch(url: str, part_bytes: int, limits: RetryPolicy, most: int) -> Fe
     return replace(fetched, counts=transfers.counts)
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
-    """The server, and an epoch that is fetched from it."""
-
-    server: FaultServer
-
-    async def fetch(
-        self, script: Script, *, part_bytes: int = PART_BYTES, limits: RetryPolicy = LONG_RETRIES, most: int = 8
-    ) -> Fetched:
-        self.server.play(script)
-        return await fetch(self.server.url, part_bytes, limits, most)
-
-
-@pytest.fixture
-def network(running_server: FaultServer) -> Network:
-    return Network(running_server)
-
-
-async def test_a_server_without_faults_gets_one_request_for_each_part(network: Network) -> None:
-    (await network.fetch(Script())).assert_right()
-    report = network.server.report()
+async def test_a_server_without_faults_gets_one_request_for_each_part(server: FaultServer) -> None:
+    (await fetch(server, Script())).assert_right()
+    report = server.report()
     assert report.requests == 3 * -(-SHARD_BYTES // PART_BYTES)
     assert report.sent_bytes == 3 * SHARD_BYTES
     assert report.most_beside <= 8
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_bodies_that_are_all_cut_are_continued_from_there(network: Network, seed: int) -> None:
-    fetched = await network.fetch(Script(seed=seed, cut_share=1.0))
+async def test_bodies_that_are_all_cut_are_continued_from_there(server: FaultServer, seed: int) -> None:
+    fetched = await fetch(server, Script(seed=seed, cut_share=1.0))
     fetched.assert_right()
     assert fetched.counts.broken > 24
     assert fetched.counts.received_bytes <= 1.05 * 3 * SHARD_BYTES
     lost_bytes = 8 * PART_BYTES  # of the eight in flight when nothing had broken yet: they come in large pieces
-    assert network.server.report().sent_bytes <= 1.05 * 3 * SHARD_BYTES + lost_bytes
+    assert server.report().sent_bytes <= 1.05 * 3 * SHARD_BYTES + lost_bytes
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("status", [503, 429, 500])
-async def test_refused_requests_are_made_again(network: Network, seed: int, status: int) -> None:
-    fetched = await network.fetch(Script(seed=seed, status=status, status_share=0.3), part_bytes=16 << 10)
+async def test_refused_requests_are_made_again(server: FaultServer, seed: int, status: int) -> None:
+    fetched = await fetch(server, Script(seed=seed, status=status, status_share=0.3), part_bytes=16 << 10)
     fetched.assert_right()
     counts = fetched.counts
     assert (counts.throttled > 20, counts.broken > 20) == ((False, True) if status == 500 else (True, False))
-    assert network.server.report().requests <= 1.6 * 3 * -(-SHARD_BYTES // (16 << 10))
+    assert server.report().requests <= 1.6 * 3 * -(-SHARD_BYTES // (16 << 10))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_answers_that_sleep_are_requested_again(network: Network, seed: int) -> None:
+async def test_answers_that_sleep_are_requested_again(server: FaultServer, seed: int) -> None:
     sleeping = Script(seed=seed, sleep_share=0.02, sleep_s=2 * DEADLINE_S, first_byte_s=0.005)
     limits = LONG_RETRIES._replace(stall_timeout_s=0.5)
-    fetched = await network.fetch(sleeping, part_bytes=16 << 10, limits=limits)
+    fetched = await fetch(server, sleeping, part_bytes=16 << 10, limits=limits)
     fetched.assert_right()
     assert 1 <= fetched.counts.broken <= 0.05 * 186 + 4
 
 
 @pytest.mark.parametrize(("swap_at", "most"), [(1, 1), (20, 4)])
-async def test_an_object_that_is_swapped_is_found_out(network: Network, swap_at: int, most: int) -> None:
-    fetched = await network.fetch(Script(swap_at=swap_at), most=most)
+async def test_an_object_that_is_swapped_is_found_out(server: FaultServer, swap_at: int, most: int) -> None:
+    fetched = await fetch(server, Script(swap_at=swap_at), most=most)
     assert isinstance(fetched.errors[0], ShardChangedError)
     assert str(fetched.errors[0]).count("1000003 bytes and the version") == 2
     assert "swapped-" in str(fetched.errors[0])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_an_object_that_is_swapped_while_bodies_break_is_found_out(network: Network, seed: int) -> None:
-    fetched = await network.fetch(Script(seed=seed, swap_at=30, cut_share=1.0), most=1)
+async def test_an_object_that_is_swapped_while_bodies_break_is_found_out(server: FaultServer, seed: int) -> None:
+    fetched = await fetch(server, Script(seed=seed, swap_at=30, cut_share=1.0), most=1)
     assert isinstance(fetched.errors[0], ShardChangedError)

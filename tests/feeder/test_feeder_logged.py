@@ -23,28 +23,16 @@ def with_an_index_of_another_tool(folder: Path) -> str:
     return str(shards)
 
 
-@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}])
+@pytest.mark.parametrize(("workers", "level"), [(0, "WARNING"), (1, "WARNING"), (1, "ERROR")])
 def test_the_users_handlers_have_it_and_stderr_has_not(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
-    options: dict[str, object],
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], workers: int, level: str
 ) -> None:
-    with StreamLoader(with_an_index_of_another_tool(tmp_path), 1, **options) as loader:
+    caplog.set_level(level, "streamload")
+    with StreamLoader(with_an_index_of_another_tool(tmp_path), 1, num_workers=workers) as loader:
         assert len(list(loader)) == 2
-    (record,) = caplog.records
-    assert (record.name, record.levelno) == ("streamload", logging.WARNING)
-    assert caplog.text.count("going on without an index") == 1
-    assert capfd.readouterr().err == ""
-
-
-def test_who_silences_the_logger_is_obeyed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
-    caplog.set_level(logging.ERROR, "streamload")
-    with StreamLoader(with_an_index_of_another_tool(tmp_path), 1, num_workers=1) as loader:
-        assert len(list(loader)) == 2
-    assert caplog.records == []
+    expected = [("streamload", "WARNING")] if level == "WARNING" else []
+    assert [(record.name, record.levelname) for record in caplog.records] == expected
+    assert caplog.text.count("going on without an index") == len(expected)
     assert capfd.readouterr().err == ""
 
 
