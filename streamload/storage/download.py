@@ -6,8 +6,8 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import NamedTuple, TypeVar
@@ -101,7 +101,7 @@ class Attempts:
         self.failures: list[StorageError] = []
         self.policy = policy
         self._place = place
-        self._url = url
+        self.url = url
         self._clock = clock
         self._began_s = self.progress_s = clock()
 
@@ -144,7 +144,7 @@ class Attempts:
         if silent_s >= self.policy.warn_after_s and not self._place.is_warned_of:
             self._place.is_warned_of = True
             text = "%s: %s. Nothing has come from there for %.1f s; it is tried for up to %.0f s more"
-            url, left_s = without_secrets(self._url), max(0.0, self.left_s())
+            url, left_s = without_secrets(self.url), max(0.0, self.left_s())
             _log.warning(text, url, self.failures[-1].message, silent_s, left_s)
 
 
@@ -232,25 +232,31 @@ async def download(
     retries, counts = retries or Retries(), counts or RequestCounts()
     clock = asyncio.get_running_loop().time
     attempts = retries.begin(url, clock, reached=True)  # by the listing
-    request = _Request(storage, url, start, end, pin, attempts, counts)
+    position = start
     while True:
-        before = request.position
-        if pin.total_bytes is not None:
-            request.stop = min(end, pin.total_bytes)
-        if before >= request.stop:
-            if before == start > 0:
-                raise StorageError(f"bytes from {before} on were requested, and the shard has {request.stop}", url=url)
-            return request.stop
+        stop = end if pin.total_bytes is None else min(end, pin.total_bytes)
+        if position >= stop:
+            if position == start > 0:
+                raise StorageError(f"bytes from {position} on were requested, and the shard has {stop}", url=url)
+            return stop
         counts.requests += 1
+        before, sent_s = position, clock()
         try:
-            await request.fetch(write)
+            async with aclosing(_answer(storage, attempts, position, stop, pin)) as pieces:
+                async for piece in pieces:
+                    now_s = attempts.progressed()
+                    if position == before:
+                        counts.answered += 1
+                        counts.answer_s += now_s - sent_s
+                    write(position, piece)
+                    position += len(piece)
         except TransientStorageError as exc:
             counts.throttled += exc.throttled
             counts.broken += not exc.throttled
-            if request.position == before:  # otherwise continue from here at once
+            if position == before:  # otherwise continue from here at once
                 wait_s = attempts.wait_s(exc)
                 if wait_s is None:
-                    raise _given_up(url, before, attempts, clock() - attempts.progress_s) from exc
+                    raise _given_up(url, position, attempts, clock() - attempts.progress_s) from exc
                 await asyncio.sleep(wait_s)
 
 
@@ -265,67 +271,52 @@ class _StalledError(TransientStorageError):
     """No byte came in time."""
 
 
-@dataclass(slots=True)
-class _Request:
-    """The requests of a download, one at a time, for the bytes from `position` to `stop`."""
-
-    storage: Storage
-    url: str
-    position: int
-    stop: int
-    pin: Pin
-    attempts: Attempts
-    counts: RequestCounts
-
-    async def fetch(self, write: Callable[[int, bytes], None]) -> None:
-        """Write the pieces of one answer as they arrive. Raises _StalledError if none comes in time."""
-        clock, stall_timeout_s = asyncio.get_running_loop().time, self.attempts.policy.stall_timeout_s
-        sent_s, body, answered = clock(), None, False
-        deadline = asyncio.timeout(min(stall_timeout_s, self.attempts.left_s()))
-        try:
-            async with deadline:
-                body = await self._open()
-                self.pin.check(self.url, body.total_bytes, body.etag)
-                self.stop = min(self.stop, body.total_bytes)
-                async for piece in body.pieces:
-                    if self.position + len(piece) > self.stop:
-                        raise StorageError(
-                            f"the answer to a request for bytes up to {self.stop} holds more than that; the server, or "
-                            "a proxy before it, does not keep to ranges",
-                            url=self.url,
-                        )
-                    deadline.reschedule(clock() + stall_timeout_s)
-                    if not piece:  # the request is alive, but only bytes count as progress
-                        continue
-                    now_s = self.attempts.progressed()
-                    if not answered:
-                        answered = True
-                        self.counts.answered += 1
-                        self.counts.answer_s += now_s - sent_s
-                    write(self.position, piece)
-                    self.position += len(piece)
-                if self.position < self.stop:
-                    early = counted(self.stop - self.position, "byte")
-                    raise TransientStorageError(f"an answer ended {early} too early", url=self.url)
-                body = None  # read to its end, so its connection can be used again
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            raise _StalledError(f"no byte for {stall_timeout_s:g} s", url=self.url) from None
-        finally:
-            if body is not None:
-                await body.aclose()
-
-    async def _open(self) -> RangeBody:
-        try:
-            return await self.storage.open_range(self.url, self.position, self.stop, etag=self.pin.etag)
-        except ShardChangedError:
-            # A refusal does not name the present size, and does not know of the index.
-            with suppress(TransientStorageError):
-                body = await self.storage.open_range(self.url, 0, 1, etag=None)
-                await body.aclose()
-                self.pin.check(self.url, body.total_bytes, body.etag)
+async def _answer(
+    storage: Storage, attempts: Attempts, position: int, stop: int, pin: Pin
+) -> AsyncGenerator[bytes, None]:
+    """Yield the pieces of one answer as they arrive. Raises _StalledError if none comes in time."""
+    clock, url, stall_timeout_s = asyncio.get_running_loop().time, attempts.url, attempts.policy.stall_timeout_s
+    body: RangeBody | None = None
+    deadline = asyncio.timeout(min(stall_timeout_s, attempts.left_s()))
+    try:
+        async with deadline:
+            body = await _open(storage, url, position, stop, pin)
+            pin.check(url, body.total_bytes, body.etag)
+            stop = min(stop, body.total_bytes)
+            async for piece in body.pieces:
+                position += len(piece)
+                if position > stop:
+                    raise StorageError(
+                        f"the answer to a request for bytes up to {stop} holds more than that; the server, or a proxy "
+                        "before it, does not keep to ranges",
+                        url=url,
+                    )
+                deadline.reschedule(clock() + stall_timeout_s)
+                if piece:  # an empty one shows that the request is alive, but only bytes count as progress
+                    yield piece
+            if position < stop:
+                early = counted(stop - position, "byte")
+                raise TransientStorageError(f"an answer ended {early} too early", url=url)
+            body = None  # read to its end, so its connection can be used again
+    except TimeoutError:
+        if not deadline.expired():
             raise
+        raise _StalledError(f"no byte for {stall_timeout_s:g} s", url=url) from None
+    finally:
+        if body is not None:
+            await body.aclose()
+
+
+async def _open(storage: Storage, url: str, start: int, end: int, pin: Pin) -> RangeBody:
+    try:
+        return await storage.open_range(url, start, end, etag=pin.etag)
+    except ShardChangedError:
+        # A refusal does not name the present size, and does not know of the index.
+        with suppress(TransientStorageError):
+            body = await storage.open_range(url, 0, 1, etag=None)
+            await body.aclose()
+            pin.check(url, body.total_bytes, body.etag)
+        raise
 
 
 def _given_up(url: str, offset: int, attempts: Attempts, spent_s: float) -> StorageError:

@@ -18,9 +18,8 @@ from streamload.errors import (
     without_secrets,
 )
 from streamload.storage.protocol import WEB, protocol_of
-from streamload.text import counted
 
-_FILESYSTEMS = ("ftp", "sftp", "ssh", "smb", "webhdfs", "hdfs")
+_WITH_HOSTS = (*WEB, "ftp", "sftp", "ssh", "smb", "webhdfs", "hdfs")
 
 
 class ExpiredCredentialsError(TransientStorageError):
@@ -108,15 +107,13 @@ _row(
 _row(
     UntrustedServerError,
     "the server's certificate is not trusted, or it does not speak TLS; check https:// in the address, or name the "
-    "file of your own certificate authority {authority}",
+    "file of your own certificate authority by storage_options={{'client_kwargs': {{'verify': PEM_FILE}}}}",
     "no TLS",
 )
 _row(NoConnectionError, "the host is not known; check its name{address}", "no host")
 _row(NoConnectionError, "no connection to the storage; check that it runs, and host and port{address}", "no connection")
 
 _ENDPOINT = "`endpoint_url` and `client_kwargs={'region_name': ...}` in storage_options, or AWS's variables"
-_VERIFY = "by storage_options={'client_kwargs': {'verify': PEM_FILE}}"
-_NO_VERIFY = "in SSL_CERT_FILE, before the program is started"
 _WEB_LOGIN = "as in https://USER:PASSWORD@HOST/, or `headers` in storage_options"
 _SIGNATURE = re.compile(r"[?&](X-Amz-Signature|X-Goog-Signature|Signature|sig)=", re.IGNORECASE)
 _SIGN_ANEW = "sign the url anew: its signature is wrong or has expired"
@@ -132,13 +129,11 @@ def answer_error(url: str, answer: _Answer | None, code: str | None = None) -> S
     kind, message = _ANSWERS.get(code or "") or _ANSWERS.get(answer or "") or otherwise
     protocol = protocol_of(url)
     login = (_SIGN_ANEW if _SIGNATURE.search(url) else _WEB_LOGIN) if protocol in WEB else _LOGIN
-    address = " in the url, or `host` and `port` in storage_options" if protocol in _FILESYSTEMS else f": {_ENDPOINT}"
     return kind(
         message.format(
             shown=" ".join(str(part) for part in (answer, code) if part is not None),
             login=login,
-            authority=_VERIFY if protocol in (*WEB, "s3", "s3a") else _NO_VERIFY,
-            address=" in the url" if protocol in WEB else address,
+            address=" in the url" if protocol in _WITH_HOSTS else f": {_ENDPOINT}",
         ),
         url=url,
     )
@@ -188,6 +183,7 @@ _FSSPEC: _Rows = (
     (r"Disconnected|ClientPayload|ClientOSError|IncompleteRead|ConnectionClosed|Protocol", "broken"),
     (r"\bConnection\w*Error|\bReadError", "broken"),
     (r"FileNotFoundError|NotADirectoryError", 404),
+    (r"PermissionError", 403),
 )
 _MOST_CAUSES = 10
 _STATUS = re.compile(r"status(?: code)?: (\d{3})")
@@ -235,11 +231,7 @@ def fsspec_error(url: str, exc: Exception) -> StorageError:
     names = " ".join(kind.__name__ for cause in causes for kind in type(cause).__mro__)
     if (answer := _answer_in(_FSSPEC, names, " ".join([names, *map(str, causes)]))) is not None:
         return answer_error(url, answer)
-    if isinstance(exc, PermissionError):
-        what = "access is denied; check the credentials and the rights"
-    else:
-        what = f"cannot be read ({type(exc).__name__}); check the url and storage_options"
-    return StorageError(what, url=url)
+    return StorageError(f"cannot be read ({type(exc).__name__}); check the url and storage_options", url=url)
 
 
 def _response_of(exc: BaseException) -> tuple[int | None, str | None, object]:
@@ -285,13 +277,8 @@ def check_small(url: str, size_bytes: int, most_bytes: int) -> None:
 
 def check_length(url: str, content: bytes, wanted_bytes: int, total_bytes: int) -> None:
     """Raise TransientStorageError for an answer that is not as long as the request."""
-    if len(content) == total_bytes > wanted_bytes:
-        raise answer_error(url, "whole")
     if len(content) != wanted_bytes:
-        raise TransientStorageError(
-            f"the storage gave {counted(len(content), 'byte')} where {wanted_bytes:,} were requested; try again later",
-            url=url,
-        )
+        raise answer_error(url, "whole" if len(content) == total_bytes > wanted_bytes else "other part")
 
 
 def close_matches(name: str, names: Iterable[str], folder: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import escape
@@ -188,33 +188,24 @@ def find_entries(
 
     `level` lists a folder; it returns nothing for a missing one. `root` is the path of the outermost folder.
     """
-    listed: dict[str, list[Entry]] = {}
+    start, steps = _split_pattern(pattern)
 
-    def inside(folder: str) -> list[Entry]:
-        if folder not in listed:
-            listed[folder] = list(level(folder))
-        return listed[folder]
-
-    def walk(folder: str, steps: Sequence[str], depth: int) -> Iterator[Entry]:
-        step, *rest = steps
+    def walk(folder: str, at: set[int], depth: int) -> Iterator[Entry]:
+        """Yield the matches in a folder, whose names may match the steps `at`, or those after a `**` there."""
         if depth > _DEEPEST:
             raise StorageError(
                 f"more than {_DEEPEST} folders lie in each other here, so a link leads back to its own folder; "
                 "name the folders without `**`",
                 url=folder,
             )
-        if step == ANY_FOLDERS:
-            yield from walk(folder, rest, depth)
-            for entry in inside(folder):
-                if entry.is_folder and _matches(entry.path, "*"):
-                    yield from walk(entry.path, steps, depth + 1)
-        elif rest and not is_pattern(step):
-            yield from walk(f"{folder}/{step}" if folder else step, rest, depth)
-        else:
-            for entry in inside(folder):
-                if entry.is_folder == (folders or bool(rest)) and _matches(entry.path, step):
-                    yield from walk(entry.path, rest, depth) if rest else [entry]
+        any_folders = {number for number in at if steps[number] == ANY_FOLDERS}
+        names = at - any_folders | {number + 1 for number in any_folders}
+        for entry in level(folder):
+            after = {number + 1 for number in names if _matches(entry.path, steps[number])}
+            if len(steps) in after and entry.is_folder == folders:
+                yield entry
+            after = after - {len(steps)} | (any_folders if _matches(entry.path, "*") else set())
+            if after and entry.is_folder:
+                yield from walk(entry.path, after, depth + 1)
 
-    start, every_step = _split_pattern(pattern)
-    found = {entry.path: entry for entry in walk(start or root, every_step, 0)}
-    return sorted(found.values(), key=lambda entry: entry.path)
+    return sorted(walk(start or root, {0}, 0), key=lambda entry: entry.path)
