@@ -155,10 +155,8 @@ def _with_keys(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Any]
 
 def _new_fields(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Sample]:
     if len(results) != len(batch):
-        raise ValueError(
-            f"it gave {counted(len(results), 'sample')} for {len(batch)}; for a sidecar it gives one for each, or None "
-            "in its place"
-        )
+        samples = counted(len(results), "sample")
+        raise ValueError(f"it gave {samples} for {len(batch)}; for a sidecar it gives one for each, or None")
     for before, sample in zip(batch, results, strict=True):
         if sample is None:
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from datetime import timedelta
 from shutil import get_terminal_size
 from typing import Self
 
@@ -32,14 +33,8 @@ def shown_bytes(size: float) -> str:
 
 
 def shown_time(seconds: float) -> str:
-    """Return seconds as `1.2 s`, `12 s`, `3:04` or `1:02:03`."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+    """Return seconds as `1.2 s`, and from a minute on as `0:03:04`."""
+    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
 class Progress:

@@ -247,13 +247,11 @@ def _file_of(value: object) -> tuple[str, int, int] | None:
 
 
 def _code_of(function: Callable[..., Any]) -> str:
-    bound = []
-    while isinstance(function, partial):
-        bound.append((function.args, sorted(function.keywords.items())))
-        function = function.func
+    if isinstance(function, partial):
+        return digest_of(_code_of(function.func), function.args, sorted(function.keywords.items()))
     plain: Any = function if inspect.isroutine(function) else type(function)
     try:
         source = inspect.getsource(plain)
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # the last two if the file was edited since
         source = ""
-    return digest_of(plain.__qualname__, bound, source)
+    return digest_of(plain.__qualname__, source)

@@ -104,13 +104,10 @@ def parse_split(text: str) -> dict[str, float]:
         except ValueError:
             fraction = -1
         if not SPLIT_NAME.fullmatch(name) or not 0 <= fraction <= 1 or name in fractions:
-            raise UsageError(
-                f"--split: {part!r} must be NAME=FRACTION, as in train=0.9,val=0.1, with different names and fractions "
-                "from 0 to 1"
-            )
+            advice = "as in train=0.9,val=0.1, with different names and fractions from 0 to 1"
+            raise UsageError(f"--split: {part!r} must be NAME=FRACTION, {advice}")
         fractions[name] = fraction
-    total = sum(fractions.values())
-    if not math.isclose(total, 1, abs_tol=1e-6):
+    if not math.isclose(total := sum(fractions.values()), 1, abs_tol=1e-6):
         raise UsageError(f"--split: the fractions add up to {total:g}, and must add up to 1")
     return fractions
 

@@ -15,8 +15,6 @@ from streamload.images.files import image_size
 from streamload.images.jpeg import is_jpeg
 
 _ORIENTATION = 0x0112
-_TURNS = {3: 2, 4: 2, 5: 1, 6: 3, 7: 3, 8: 1}  # quarter turns counterclockwise
-_MIRRORED = frozenset({2, 4, 5, 7})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class Resizing:
         if min(image_size(view)) <= self.size:
             return field, data
         pixels = Resize(self.size).from_encoded(view)
-        return f"{prefix}{dot}jpg", _encoded(_upright(pixels, _orientation(data)), self.quality)
+        return f"{prefix}{dot}jpg", _encoded(_upright(pixels, data), self.quality)
 
 
 def _encoded(pixels: NDArray[np.uint8], quality: int) -> bytes:
@@ -47,21 +45,18 @@ def _encoded(pixels: NDArray[np.uint8], quality: int) -> bytes:
     return bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(colours), quality, *spaces, fastdct=False))
 
 
-def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    if orientation in _MIRRORED:
-        pixels = pixels[:, ::-1]
-    return np.rot90(pixels, _TURNS.get(orientation, 0))
-
-
-def _orientation(data: bytes) -> int:
-    from PIL import Image
+def _upright(pixels: NDArray[np.uint8], data: bytes) -> NDArray[np.uint8]:
+    """Apply the EXIF orientation of the file that the pixels are from; damaged metadata has none."""
+    from PIL import Image, ImageOps
 
     if is_jpeg(memoryview(data)) and b"Exif\0\0" not in data[: 1 << 17]:
-        return 1
+        return pixels
+    image = Image.fromarray(pixels)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about malformed metadata; the pixels were decoded without a warning
-            with io.BytesIO(data) as file, Image.open(file, formats=("JPEG", "PNG", "WEBP", "TIFF")) as image:
-                return int(image.getexif().get(_ORIENTATION, 1))
+            with io.BytesIO(data) as file, Image.open(file, formats=("JPEG", "PNG", "WEBP", "TIFF")) as original:
+                image.getexif()[_ORIENTATION] = original.getexif().get(_ORIENTATION, 1)
+        return np.asarray(ImageOps.exif_transpose(image))
     except (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error, Image.DecompressionBombError):
-        return 1
+        return pixels

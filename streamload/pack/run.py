@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
+from glob import glob
 
-from streamload.errors import ShardNotFoundError, StorageError, StreamloadError, without_secrets
+from streamload.errors import StorageError, StreamloadError, without_secrets
 from streamload.index.columns import CLASSES_FILE
 from streamload.index.dataset_index import INDEX_FOLDER, is_plain_name
 from streamload.index.listing import ShardFinder
-from streamload.index.shard_names import PACKING_FOLDER, SHARDIFY, write_mark
+from streamload.index.shard_names import PACKING_FOLDER, SHARDIFY, read_if_there, write_mark
 from streamload.limits import SMALL_REQUESTS
 from streamload.pack.output import Progress, UsageError, say
 from streamload.pack.pools import Pool, open_pool, processes
@@ -70,9 +70,7 @@ def pack_into(
         try:
             alone = target.storages.is_process_local(target.dest)
             if target.ray is not None and alone:
-                raise UsageError(
-                    f"only this process can write to {target.dest!r}; leave out ray, or name another folder"
-                )
+                raise UsageError(f"only this process can write to {target.dest!r}; leave out ray")
             count = 1 if alone or target.ray is not None else target.workers or available_processors()
             with open_pool(target.ray, target.workers) as cluster, processes(count) as here:
                 pool = here if cluster is None else cluster
@@ -83,7 +81,7 @@ def pack_into(
                 with Progress(label, sum(items.values()), unit) as progress:
                     progress.advance(sum(map(items.__getitem__, run.records)), 0)
                     for record in pool(partial(run_task, target, task) for task in todo):
-                        run.add(record)
+                        run.records[record.digest] = record
                         progress.advance(items[record.digest], sum(shard.info.bytes for shard in record.shards))
             records = [run.records[task.digest] for task in tasks]
             check(records)
@@ -138,15 +136,12 @@ class _Run:
 
     def may_begin(self) -> bool:
         """Return False if a run to resume is already complete. Raises UsageError for shards that must stay."""
-        target = self._target
-        unfinished = self._read_run_file()
+        target, unfinished = self._target, self._read_run_file()
         if unfinished is None:
             self._remove_records()  # left by a complete run that was killed before removing them
         elif not (target.resume or target.overwrite):
-            raise UsageError(
-                f"{target.dest!r} holds a run that was not finished; go on with {_RESUME}, or discard it with "
-                f"{_OVERWRITE}"
-            )
+            advice = f"go on with {_RESUME}, or discard it with {_OVERWRITE}"
+            raise UsageError(f"{target.dest!r} holds a run that was not finished; {advice}")
         self._names = unfinished or {}
         self._folders |= {split: target.folder(split) for split in self._names}
         for split in self._splits:
@@ -154,28 +149,27 @@ class _Run:
             existing = folder.existing(target.naming)
             if existing and unfinished is None:
                 state = f"{folder.folder!r} holds {counted(len(existing), 'shard')} already"
-                if target.overwrite:
-                    index = ShardFinder(None, target.storages).index_of(folder.folder)
-                    self._names[split] = set() if index is None else {shard.name for shard in index.shards}
-                elif target.resume:
+                if not (target.resume or target.overwrite):
+                    raise UsageError(f"{state}; replace them with {_OVERWRITE}, or choose another destination")
+                if not target.overwrite:
                     say(f"note: there is no unfinished run to resume, and {state}; to pack again, add {_OVERWRITE}")
                     return False
-                else:
-                    raise UsageError(f"{state}; replace them with {_OVERWRITE}, or choose another destination")
-            if foreign := [name for name in existing if not self._is_ours(split, name)]:
-                raise UsageError(
-                    f"{folder.folder!r} holds {foreign[0]!r}, which no index and no run of packing names; move it "
-                    "away, or choose another destination"
-                )
+                index = ShardFinder(None, target.storages).index_of(folder.folder)
+                self._names[split] = set() if index is None else {shard.name for shard in index.shards}
+            if foreign := set(existing).difference(self._ours(split)):
+                reason = "which no index and no run of packing names; move it away"
+                raise UsageError(f"{folder.folder!r} holds {min(foreign)!r}, {reason}")
         if unfinished is None and "" not in self._splits:
             self._refuse_other_splits()
         if unfinished is None and target.resume:
             say("note: there is no unfinished run to resume; packing from the start")
         return True
 
-    def _is_ours(self, split: str, name: str) -> bool:
-        """Return True if an index or a run names a shard, or the first shard of its task."""
-        return not {name, _FURTHER.sub("", name)}.isdisjoint(self._names.get(split, ()))
+    def _ours(self, split: str) -> list[str]:
+        """Return the existing shards that an index or a run names, and further ones of their tasks."""
+        names = self._names.get(split)
+        existing = self._folders[split].existing(self._target.naming) if names else []
+        return [name for name in existing if names and (name in names or _FURTHER.sub("", name) in names)]
 
     def _refuse_other_splits(self) -> None:
         naming = self._target.naming
@@ -183,16 +177,12 @@ class _Run:
         others = {info.url.rsplit("/", 2)[-2] for info in shards} - self._folders.keys()
         if others or self._root.existing(naming):
             folder = self._target.folder(min(others, default="")).folder
-            raise UsageError(
-                f"{folder!r} holds shards of an earlier run with other splits, or none, which would stay beside "
-                "the new ones; remove them first"
-            )
+            raise UsageError(f"{folder!r} holds shards of an earlier run with other splits, or none; remove them first")
 
     def begin(self, tasks: Sequence[Task]) -> None:
         """Mark the destination, and remove everything except the shards of finished tasks."""
-        naming = self._target.naming
+        naming, replaced = self._target.naming, set(self._names)
         self.records = self._finished(tasks)
-        replaced = set(self._names)
         for task in tasks:
             self._names.setdefault(task.split, set()).add(task.name)
         self._is_begun = True
@@ -212,17 +202,13 @@ class _Run:
     def _remove_half_written(self) -> None:
         for each in self._folders.values() if self._path is not None else ():
             each.remove_abandoned(self._target.naming)
-            for folder in map(Path, (each.folder, f"{each.folder}/{INDEX_FOLDER}", self._packing)):
-                for path in folder.glob(".*.tmp"):
-                    if _HALF_WRITTEN.fullmatch(path.name):
-                        path.unlink()
+            for folder in (each.folder, f"{each.folder}/{INDEX_FOLDER}", self._packing):
+                for path in filter(_HALF_WRITTEN.fullmatch, glob(".*.tmp", root_dir=folder)):
+                    os.unlink(f"{folder}/{path}")
 
     def _remove_shards(self, kept: Collection[tuple[str, str]]) -> None:
-        naming = self._target.naming
         for split, folder in self._folders.items():
-            existing = folder.existing(naming) if self._names.get(split) else []
-            ours = [name for name in existing if self._is_ours(split, name) and (split, name) not in kept]
-            folder.remove(naming, ours)
+            folder.remove(self._target.naming, [name for name in self._ours(split) if (split, name) not in kept])
 
     def _finished(self, tasks: Sequence[Task]) -> dict[str, Record]:
         stored = self._record_urls() if self._target.resume else {}
@@ -230,11 +216,9 @@ class _Run:
         def record_of(task: Task) -> Record | None:
             folder = self._folders[task.split].folder
             with suppress(ValueError, LookupError, TypeError, StreamloadError):
-                content = self._storage.read_bytes(stored[task.digest], most_bytes=_MOST_BYTES)
-                record = read_record(content, task)
+                record = read_record(self._storage.read_bytes(stored[task.digest], most_bytes=_MOST_BYTES), task)
                 kept = all(_is_same(info, self._storage.info(f"{folder}/{name}")) for name, info, _ in record.shards)
-                if kept and (not record.faults or self._target.skip_bad):
-                    return record
+                return record if kept and (not record.faults or self._target.skip_bad) else None
             return None
 
         with ThreadPoolExecutor(SMALL_REQUESTS, "streamload-records") as threads:
@@ -246,28 +230,24 @@ class _Run:
         return {url.rpartition("/")[2].removesuffix(".record"): url for url in urls}
 
     def _remove_records(self, *, keep: Collection[str] = ()) -> None:
-        urls = self._record_urls()
-        for digest in sorted(urls.keys() - keep):
-            self._storage.delete(urls[digest])
-
-    def add(self, record: Record) -> None:
-        """Add a task's record. Raises StorageError if its shards are not visible here."""
-        paths = [os.path.join(self._path, record.split, shard.name) for shard in record.shards] if self._path else []
-        for path in paths:
-            if not os.path.exists(path):
-                message = "this shard was finished, but is not here; give a bucket, or a folder that all nodes have"
-                raise StorageError(message, url=path)
-        self.records[record.digest] = record
+        for digest, url in self._record_urls().items():
+            if digest not in keep:
+                self._storage.delete(url)
 
     def finish(self, records: Sequence[Record], classes: Sequence[str] | None) -> None:
-        """Write the indexes and the names of the classes; then remove marks and state."""
+        """Write the indexes and the names of the classes; then remove marks and state.
+
+        Raises StorageError if a shard is not visible here.
+        """
         for split in self._splits:
             shards = [shard for record in records if record.split == split for shard in record.shards]
-            if not shards:
-                continue
             folder = self._folders[split]
-            folder.index.update_with_tables(indexed(shards))
-            if classes is not None:
+            if missing := {shard.name for shard in shards}.difference(folder.existing(self._target.naming)):
+                message = "this shard was finished, but is not here; give a bucket, or a folder that all nodes have"
+                raise StorageError(message, url=f"{folder.folder}/{min(missing)}")
+            if shards:
+                folder.index.update_with_tables(indexed(shards))
+            if shards and classes is not None:
                 numbers = {name: number for number, name in enumerate(classes)}
                 content = json.dumps({"classes": list(classes), "class_to_idx": numbers}, indent=1) + "\n"
                 self._storage.write(f"{folder.folder}/{CLASSES_FILE}", content.encode("ascii"))
@@ -296,9 +276,8 @@ class _Run:
     def _read_run_file(self) -> dict[str, set[str]] | None:
         """Return the names of all shards that an unfinished run may have left, by split."""
         path = f"{self._packing}/{_RUN_FILE}"
-        try:
-            content = self._storage.read_bytes(path, most_bytes=_MOST_BYTES)
-        except ShardNotFoundError:
+        content = read_if_there(self._storage, path, _MOST_BYTES)
+        if content is None:
             return None
         with suppress(ValueError, TypeError, AttributeError):
             names = {str(split): set(map(str, shards)) for split, shards in json.loads(content).items()}
@@ -308,6 +287,6 @@ class _Run:
 
 
 def _is_same(one: ShardInfo, other: ShardInfo) -> bool:
-    if one.bytes != other.bytes or not same_etag(one.etag, other.etag):
-        return False
-    return one.etag is not None or one.mtime_ns == other.mtime_ns
+    has_etags = one.etag is not None and other.etag is not None
+    is_same_version = same_etag(one.etag, other.etag) if has_etags else one.mtime_ns == other.mtime_ns
+    return one.bytes == other.bytes and is_same_version

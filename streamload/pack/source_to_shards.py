@@ -26,7 +26,6 @@ from streamload.pack.sources.loading import load
 from streamload.pack.sources.source import (
     ARRAY_FIELDS,
     COLUMNS_FIELD,
-    ArrayRow,
     Source,
     SourceOptions,
     SourceSample,
@@ -73,20 +72,19 @@ def source_to_shards(
     if resizing is not None:
         _refuse_resizing(opened.samples)
     if fractions is not None and opened.parts is not None:
-        raise UsageError(
-            f"{source!r} is divided into {', '.join(opened.parts)} already; leave out --split, or give one of them"
-        )
+        parts = ", ".join(opened.parts)
+        raise UsageError(f"{source!r} is divided into {parts} already; leave out --split, or give one of them")
     for note in opened.notes:
         say(f"note: {note}")
     files = len({member.path for sample in opened.samples for member in sample.members})
-    parts = planned_parts(opened, fractions, shuffle=shuffle, seed=seed)
+    planned = planned_parts(opened, fractions, shuffle=shuffle, seed=seed)
     records = pack_into(
         target,
-        partial(_plan, opened, target, parts, resizing),
+        partial(_plan, opened, target, planned, resizing),
         partial(_check, files, target.skip_bad),
         label="packing",
         unit="samples",
-        splits=list(parts),
+        splits=list(planned),
         classes=opened.classes,
     )
     if records is None:
@@ -208,11 +206,9 @@ class PackFiles:
             fields: list[tuple[str, bytes]] = []
             wrong: list[Fault] = []
             for member in sample.members:
-                if isinstance(member, ArrayRow):
-                    fields.append((member.field, row_content(member)))
-                    continue
                 try:
-                    field, data = member.field or "", load(member)
+                    data = load(member) if member.array is None else row_content(member)
+                    field = member.field or ""
                     if self.resizing is not None and is_image(field):
                         field, data = self.resizing(field, data)
                     fields.append((field, data))

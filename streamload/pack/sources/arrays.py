@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from streamload.decode.array_files import npy_layout
 from streamload.errors import StreamloadError
 from streamload.pack.output import UsageError
-from streamload.pack.sources.source import ArrayRow, Source, SourceOptions, field_named
+from streamload.pack.sources.source import Source, SourceFile, SourceOptions, field_named
 from streamload.pack.sources.table import Table, samples_of_table
 from streamload.write.encode import encode_field
 
@@ -39,18 +39,16 @@ def rows_of_arrays(path: str, options: SourceOptions) -> Source:
     Labels are the array `label_column`, or the first array of integers called `y`, `label` or `labels`. Raises OSError,
     and UsageError.
     """
-    version = _version(path)
-    arrays = _arrays_in(path, version)
+    mtime_ns = os.stat(path).st_mtime_ns
+    arrays = _arrays_in(path, mtime_ns)
     for name, array in arrays.items():
         if not array.shape:
             raise UsageError(f"{path!r}: the array {name!r} is a single value and has no rows; leave it out")
     count = min(map(len, arrays.values()))
     if max(map(len, arrays.values())) != count:
         lengths = ", ".join(f"{name} {len(array):,}" for name, array in arrays.items())
-        raise UsageError(
-            f"{path!r}: its arrays differ in their number of rows ({lengths}); save those that belong together in a "
-            "file of their own, such as one for each split"
-        )
+        advice = "save those that belong together in a file"
+        raise UsageError(f"{path!r}: its arrays differ in their number of rows ({lengths}); {advice}")
     if not count:
         raise UsageError(f"{path!r} holds no row; there is nothing to pack")
     label = options.label_column
@@ -64,7 +62,7 @@ def rows_of_arrays(path: str, options: SourceOptions) -> Source:
             raise UsageError(f"{path!r}: the array {name!r} cannot be a field of samples; rename it")
         first = np.asarray(array[0])
         size = len(_row_header(first.dtype, first.shape)) + first.nbytes
-        rows = [ArrayRow(path, field, name, row, size, version) for row in range(count)]
+        rows = [SourceFile(path, field, size=size, mtime_ns=mtime_ns, array=name, row=row) for row in range(count)]
         columns[name] = array.tolist() if name == label else rows
     return samples_of_table(Table(path, columns, lambda row: f"row {row}"), options)
 
@@ -78,15 +76,10 @@ def open_arrays() -> Iterator[None]:
         _arrays_in.cache_clear()
 
 
-def row_content(row: ArrayRow) -> bytes:
+def row_content(row: SourceFile) -> bytes:
     """Return the npy file of a row. Raises OSError, and StreamloadError if the arrays' file changed."""
-    values = np.asarray(_arrays_in(row.path, row.version)[row.array][row.row])
+    values = np.asarray(_arrays_in(row.path, row.mtime_ns)[row.array or ""][row.row])
     return _row_header(values.dtype, values.shape) + values.tobytes()
-
-
-def _version(path: str) -> tuple[int, int]:
-    status = os.stat(path)
-    return status.st_size, status.st_mtime_ns
 
 
 @lru_cache
@@ -97,9 +90,9 @@ def _row_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 @lru_cache(maxsize=1)
-def _arrays_in(path: str, version: tuple[int, int]) -> dict[str, NDArray[Any]]:
+def _arrays_in(path: str, mtime_ns: int) -> dict[str, NDArray[Any]]:
     """Return the arrays by name, cached for the tasks of a process."""
-    if _version(path) != version:
+    if os.stat(path).st_mtime_ns != mtime_ns:
         raise StreamloadError(f"{path!r} changed while it was packed; run the same command again")
     arrays: dict[str, NDArray[Any]] = {}
     try:
@@ -140,9 +133,8 @@ def _tensors(path: str) -> dict[str, NDArray[Any]]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as exc:  # damaged files make torch raise nearly anything
-        raise UsageError(
-            f"{path!r} cannot be read without running code from it; save tensors alone ({type(exc).__name__})"
-        ) from exc
+        reason = "cannot be read without running code from it; save tensors alone"
+        raise UsageError(f"{path!r} {reason} ({type(exc).__name__})") from exc
     if isinstance(content, torch.Tensor):
         content = {"": content}
     elif isinstance(content, list | tuple):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 from streamload.pack.output import UsageError
 from streamload.pack.sources.loading import read_regular
@@ -35,8 +36,7 @@ _SYSTEM_NAMES = ("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir"
 _NO_SAMPLES = ("csv", "tsv", "jsonl", "ndjson", "parquet", "tar", "zip", "gz", "md", "py", "npz", "html", "")
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+class Tree(NamedTuple):
     """The paths below a folder, relative to it.
 
     Attributes:
@@ -46,9 +46,9 @@ class Tree:
     """
 
     root: str
-    files: list[str] = field(default_factory=list)
-    folders: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    files: list[str]
+    folders: list[str]
+    notes: list[str]
 
     def below(self, folder: str) -> list[str]:
         """Return the files below a folder, which is "" or ends with a slash."""
@@ -63,37 +63,30 @@ class Tree:
 
 def walk(root: str, *, follow_links: bool) -> Tree:
     """List all files below a folder. Raises OSError."""
-    tree = Tree(root)
-    ignored: list[str] = []
-    links: list[str] = []
-    waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
-    while waiting:
-        folder, above = waiting.pop()
-        status = os.stat(os.path.join(root, folder))
-        identity = status.st_dev, status.st_ino
-        if identity in above:  # a link that leads back
-            links.append(folder[:-1])
-            tree.folders.remove(folder[:-1])
-            continue
-        with os.scandir(os.path.join(root, folder)) as entries:
-            for entry in entries:
-                path = folder + entry.name
-                if entry.name.startswith(".") or entry.name.lower() in _SYSTEM_NAMES:
-                    ignored.append(path)
-                elif not entry.is_dir():
-                    tree.files.append(path)
-                elif entry.is_symlink() and not follow_links:
-                    links.append(path)
-                else:
-                    tree.folders.append(path)
-                    waiting.append((path + "/", above | {identity}))
-    tree.files.sort()
+    kept, ignored, links, paths = [], [], [], []
+
+    def fail(exc: OSError) -> None:
+        raise exc
+
+    for folder, folders, files in os.walk(root, onerror=fail, followlinks=follow_links):
+        inside = os.path.join(folder, "")[len(os.path.join(root, "")) :]
+        hidden = {name for name in folders + files if name.startswith(".") or name.lower() in _SYSTEM_NAMES}
+        ignored += [inside + name for name in hidden]
+        paths += [inside + name for name in files if name not in hidden]
+        folders[:] = [name for name in folders if name not in hidden]
+        linked = {name for name in folders if os.path.islink(os.path.join(folder, name))}
+        if follow_links:  # but not back
+            linked = {name for name in linked if any(map(Path(folder, name).samefile, Path(folder, name).parents))}
+        links += [inside + name for name in linked]
+        folders[:] = [name for name in folders if name not in linked]
+        kept += [inside + name for name in folders]
+    notes = []
     if ignored:
-        tree.notes.append(f"ignored {counted(len(ignored), 'hidden or system file')}, such as {min(ignored)!r}")
+        notes.append(f"ignored {counted(len(ignored), 'hidden or system file')}, such as {min(ignored)!r}")
     if links:
         advice = "they lead back to a folder above them" if follow_links else "--follow-symlinks follows them"
-        tree.notes.append(f"skipped folders that are links: {listed(list(map(repr, sorted(links))))}; {advice}")
-    return tree
+        notes.append(f"skipped folders that are links: {listed(list(map(repr, sorted(links))))}; {advice}")
+    return Tree(root, sorted(paths), kept, notes)
 
 
 Roots = list[tuple[str, str]]  # folders in which files that share a stem are a sample, with their fields' prefixes
@@ -259,10 +252,8 @@ def _by_stem(tree: Tree, roots: Roots, notes: list[str]) -> list[SourceSample]:
                 raise UsageError(f"{path!r}: {extension!r} cannot be a field of a sample; rename or remove the file")
             fields = members.setdefault(stem[len(folder) :], {})
             if name in fields:
-                raise UsageError(
-                    f"{fields[name]!r} and {path!r} would both be the field {name!r} of one sample; rename or remove "
-                    "one of them"
-                )
+                message = f"would both be the field {name!r} of one sample; rename or remove one of them"
+                raise UsageError(f"{fields[name]!r} and {path!r} {message}")
             fields[name] = path
     if strays:
         notes.append(f"skipped {counted(len(strays), 'file')} without an extension, such as {strays[0]!r}")
@@ -276,9 +267,7 @@ def _by_stem(tree: Tree, roots: Roots, notes: list[str]) -> list[SourceSample]:
             content = read_regular(os.path.join(tree.root, label)) or b""
             number = label_of([(LABEL_FIELD, b"", content)])
             if number is None:
-                raise UsageError(
-                    f"{os.path.join(tree.root, label)!r} holds {content[:40]!r}, and a label is an integer; if it is a "
-                    "name, call the file .txt"
-                )
+                advice = "and a label is an integer; if it is a name, call the file .txt"
+                raise UsageError(f"{os.path.join(tree.root, label)!r} holds {content[:40]!r}, {advice}")
         samples.append(SourceSample(unique_key(stem, keys), tuple(files), number))
     return samples

@@ -47,7 +47,7 @@ class SourceOptions:
 
 
 class SourceFile(NamedTuple):
-    """A file, or a value of a table, that is a member of a sample.
+    """A file, a value of a table, or a row of an array, that is a member of a sample.
 
     Attributes:
         path: its path, or the place of the value in its table.
@@ -56,6 +56,7 @@ class SourceFile(NamedTuple):
         content: the value; None for a file.
         size: its size when listed; -1 for a file that cannot be read.
         mtime_ns: its modification time when listed.
+        array: the name of the array of which a row is the member, as npy of `size` bytes; None for the whole file.
     """
 
     path: str
@@ -64,6 +65,8 @@ class SourceFile(NamedTuple):
     content: bytes | None = None
     size: int = -1
     mtime_ns: int = -1
+    array: str | None = None
+    row: int = 0
 
 
 def file_at(path: str, field: str | None, *, decodable: bool = False) -> SourceFile:
@@ -75,34 +78,19 @@ def file_at(path: str, field: str | None, *, decodable: bool = False) -> SourceF
     return SourceFile(path, field, decodable, None, status.st_size, status.st_mtime_ns)
 
 
-class ArrayRow(NamedTuple):
-    """A row of an array, a member stored as npy of `size` bytes; `version` is the file's size and time."""
-
-    path: str
-    field: str
-    array: str
-    row: int
-    size: int
-    version: tuple[int, int]
-
-
 class SourceSample(NamedTuple):
     """A sample; its files are read when it is packed. `values` are further fields and their content."""
 
     key: str
-    members: tuple[SourceFile | ArrayRow, ...]
+    members: tuple[SourceFile, ...]
     label: int | None = None
     values: tuple[tuple[str, bytes], ...] = ()
 
     def meaning(self) -> tuple[object, ...]:
         """Return a tuple that determines the stored bytes, with digests in place of contents."""
-        members = [
-            member._replace(content=hashlib.sha256(member.content).digest())
-            if isinstance(member, SourceFile) and member.content is not None
-            else member
-            for member in self.members
-        ]
-        return self.key, self.label, self.values, *map(tuple, members)
+        digests = [member.content and hashlib.sha256(member.content).digest() for member in self.members]
+        members = [tuple(member._replace(content=digest)) for member, digest in zip(self.members, digests, strict=True)]
+        return self.key, self.label, self.values, *members
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +170,9 @@ def numbers_of_classes(names: Sequence[str], classes: Sequence[str], where: Call
     number_of = {name: number for number, name in enumerate(classes)}
     for position, name in enumerate(names):
         if name not in number_of:
-            raise UsageError(
-                f"{where(position)} is {name!r}, which --classes does not have ({counted(len(classes), 'class')}); "
-                "correct it, or give a classes.json that has all classes, such as that of all data packed together"
-            )
+            known = counted(len(classes), "class")
+            advice = "correct it, or give a classes.json that has all"
+            raise UsageError(f"{where(position)} is {name!r}, which --classes does not have ({known}); {advice}")
     return [number_of[name] for name in names]
 
 

@@ -21,7 +21,6 @@ from streamload.pack.sources.folders import Tree
 from streamload.pack.sources.source import (
     COLUMNS_FIELD,
     SPLIT_NAME,
-    ArrayRow,
     Source,
     SourceFile,
     SourceOptions,
@@ -92,7 +91,7 @@ def samples_of_table(table: Table, options: SourceOptions, root: str | None = No
     rows = range(len(labels))
     used = ({LABEL_FIELD} if label is not None else set()) | ({COLUMNS_FIELD} if rest else set())
     values: list[list[tuple[str, bytes]]] = [[] for _ in rows]
-    members: list[list[SourceFile | ArrayRow]] = [[] for _ in rows]
+    members: list[list[SourceFile]] = [[] for _ in rows]
 
     def prefix(column: str, fields: set[str]) -> str:
         """Return the prefix that tells these fields from all others."""
@@ -221,15 +220,15 @@ def _are_labels(values: Sequence[object]) -> bool:
 
 
 def _is_stored(value: Any) -> bool:
-    return isinstance(value, bytes | ArrayRow) or (
+    return isinstance(value, bytes | SourceFile) or (
         isinstance(value, dict) and "bytes" in value and {*value} <= {"bytes", "path"}
     )
 
 
-def _file(table: Table, row: int, name: str, root: str, *, may_lack: bool) -> SourceFile | ArrayRow | None:
+def _file(table: Table, row: int, name: str, root: str, *, may_lack: bool) -> SourceFile | None:
     """Return the file that a value holds or names; None if it `may_lack` one. Raises UsageError."""
     value = table.columns[name][row]
-    if isinstance(value, ArrayRow):
+    if isinstance(value, SourceFile):
         return value
     stored = {"bytes": value} if isinstance(value, bytes) else value if _is_stored(value) else {"path": value}
     content, path = stored.get("bytes"), stored.get("path")
