@@ -28,11 +28,10 @@ from streamload.index.columns import MOST_CLASSES_BYTES, parse_class_names
 from streamload.index.listing import list_shards
 from streamload.pack.output import UsageError, shown_bytes
 from streamload.pack.packing import map_shards
-from streamload.pack.planning import parse_split
-from streamload.pack.resizing import Resizing
-from streamload.pack.source_to_shards import as_lines, source_to_shards
+from streamload.pack.run import Target
+from streamload.pack.source_to_shards import as_lines, parse_split, source_to_shards
+from streamload.pack.sources.loading import Resizing
 from streamload.pack.sources.source import SourceOptions
-from streamload.pack.tasks import Target
 from streamload.storage.protocol import escaped
 from streamload.storage.storages import Storages
 from streamload.text import counted

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from streamload.decode.decoders import decoder_for
 from streamload.errors import StorageError, StreamloadError, without_secrets
-from streamload.pack.tasks import Append, Fault
+from streamload.pack.run import Append, Fault
 from streamload.storage.local_files import open_regular
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of, decompressed

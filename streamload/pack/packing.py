@@ -21,10 +21,20 @@ from streamload.index.dataset_index import is_plain_name
 from streamload.index.listing import Listing
 from streamload.pack.calling import Decode, PackCalls, SourceShard, mapped_samples
 from streamload.pack.output import UsageError
-from streamload.pack.planning import Span, estimated_spans, numbered, shard_spans
 from streamload.pack.pools import Pool, pickled_by_value
-from streamload.pack.run import pack_into
-from streamload.pack.tasks import ANY_NAMES, NUMBERED, Record, Target, Task, digest_of
+from streamload.pack.run import (
+    ANY_NAMES,
+    NUMBERED,
+    Record,
+    Span,
+    Target,
+    Task,
+    digest_of,
+    estimated_spans,
+    numbered,
+    pack_into,
+    shard_spans,
+)
 from streamload.sampling.mixture import Portion
 from streamload.sampling.selection import Selection, Where
 from streamload.storage.storages import Storages

@@ -1,39 +1,207 @@
-"""Run tasks into a destination: mark it, run unfinished tasks, and write the index last.
+"""Plan tasks, run them into a destination, and record them; until the index is written, readers refuse it.
 
-Until then readers refuse it, `run.json` names all shards that may exist, and each finished task has a record.
+Each task makes one shard (more if it does not fit) and a record of them. Tasks may run on other machines, and
+repeatedly; they depend only on their inputs and options. `run.json` names all shards that may exist.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from glob import glob
+from typing import NamedTuple
 
 from streamload.errors import StorageError, StreamloadError, without_secrets
 from streamload.index.columns import CLASSES_FILE
-from streamload.index.dataset_index import INDEX_FOLDER, is_plain_name
+from streamload.index.dataset_index import INDEX_FOLDER, is_plain_name, pack_table, unpack_table
 from streamload.index.listing import ShardFinder
-from streamload.index.shard_names import PACKING_FOLDER, SHARDIFY, read_if_there, write_mark
+from streamload.index.shard_names import PACKING_FOLDER, SHARDIFY, ShardNaming, read_if_there, write_mark
 from streamload.limits import SMALL_REQUESTS
 from streamload.pack.output import Progress, UsageError, say
 from streamload.pack.pools import Pool, open_pool, processes
-from streamload.pack.tasks import Record, Target, Task, read_record, run_task
 from streamload.storage.protocol import ShardInfo, escaped, same_etag
+from streamload.storage.storages import Storages
+from streamload.tar.header_writer import END_OF_ARCHIVE
 from streamload.text import counted
 from streamload.workers.launchers import available_processors
-from streamload.write.destination import indexed
+from streamload.write.destination import ConsecutiveShards, Destination, PublishedShard, indexed
+from streamload.write.shard_file import Member, size_of
 
+NUMBERED = ShardNaming("shard-", None, ".tar")  # the names of `numbered`
+ANY_NAMES = ShardNaming("", None, ".tar")  # names of other shards: all in a folder belong to the set
 _MOST_BYTES = 1 << 30
 _RUN_FILE = "run.json"
 _RESUME, _OVERWRITE = "--resume (resume=True)", "--overwrite (overwrite=True)"
 _FURTHER = re.compile(r"_\d{6}(?=\.tar\Z)")
 _HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+_SHARDS_AT_LEAST = 16
+_MOST_MEASURED = 128
+_FILLED = 0.9
+
+Span = tuple[int, int]  # consecutive items: the first, and one after the last
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where and how to write shards. Picklable.
+
+    Attributes:
+        dest: a folder or a url, without a trailing slash.
+        max_bytes: maximum size of a shard, or None.
+        max_count: maximum number of samples in a shard, or None.
+        skip_bad: skip faulty samples.
+        workers: processes, or Ray tasks in flight; None for the default.
+        ray: the address of a Ray cluster, or None.
+    """
+
+    dest: str
+    storages: Storages
+    naming: ShardNaming = NUMBERED
+    max_bytes: int | None = None
+    max_count: int | None = None
+    skip_bad: bool = False
+    resume: bool = False
+    overwrite: bool = False
+    workers: int | None = None
+    ray: str | None = None
+
+    def folder(self, split: str) -> Destination:
+        """Return the folder of a split; "" is the destination."""
+        return Destination(f"{self.dest}/{split}" if split else self.dest, self.storages, durable=False)
+
+
+class Fault(NamedTuple):
+    """A file that cannot be packed, and why."""
+
+    path: str
+    reason: str
+
+
+# Appends a sample: its key, its members and its label.
+Append = Callable[[str, Sequence[Member], int | None], None]
+# Appends all samples of a task, and returns the files that cannot be packed. Picklable.
+Work = Callable[[Append], Sequence[Fault]]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One shard to make.
+
+    Attributes:
+        split: the shard's folder in the destination, or "".
+        digest: of everything that determines its bytes.
+        items: number of items, for the progress.
+        may_be_empty: make a shard even without samples.
+    """
+
+    split: str
+    name: str
+    digest: str
+    items: int
+    work: Work
+    may_be_empty: bool = False
+
+
+class Record(NamedTuple):
+    """The shards of a task in order, and the files that were skipped."""
+
+    digest: str
+    split: str
+    shards: tuple[PublishedShard, ...]
+    faults: tuple[Fault, ...]
+
+
+def digest_of(*parts: object) -> str:
+    """Return a digest of values by their `repr`, which must be complete."""
+    return hashlib.sha256(repr(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]
+
+
+def run_task(target: Target, task: Task) -> Record:
+    """Write the shards of a task, then its record; store nothing if faults may not be skipped.
+
+    Names of additional shards sort before the next task's. Raises StreamloadError, ValueError, OSError.
+    """
+    stem = task.name.removesuffix(".tar")
+    shards = ConsecutiveShards(
+        target.folder(task.split),
+        lambda number: f"{stem}_{number:06d}.tar" if number else task.name,
+        max_bytes=target.max_bytes,
+        max_count=target.max_count,
+    )
+    with closing(shards):
+        faults = tuple(task.work(shards.append))
+        if faults and not target.skip_bad:
+            return Record(task.digest, task.split, (), faults)
+        shards.finish(may_be_empty=task.may_be_empty)
+    tables = [pack_table(shard.table) for shard in shards.published]
+    saved = [(shard.name, shard.info, len(table)) for shard, table in zip(shards.published, tables, strict=True)]
+    head = json.dumps({"shards": saved, "faults": faults}).encode("ascii")
+    url = f"{target.dest}/{PACKING_FOLDER}/{task.digest}.record"
+    target.folder("").storage.write(url, b"\n".join((head, b"".join(tables))))
+    return Record(task.digest, task.split, tuple(shards.published), faults)
+
+
+def read_record(content: bytes, task: Task) -> Record:
+    """Parse a record. Raises ValueError, LookupError, TypeError or StreamloadError if damaged."""
+    head, _, tables = content.partition(b"\n")
+    saved, shards, start = json.loads(head), [], 0
+    for name, info, size in saved["shards"]:
+        shards.append(PublishedShard(name, ShardInfo(*info), unpack_table(tables[start : start + size], name)))
+        start += size
+    return Record(task.digest, task.split, tuple(shards), tuple(Fault(*fault) for fault in saved["faults"]))
+
+
+def measure(work: Work) -> tuple[int, int]:
+    """Return the bytes and the number of samples that the work would write."""
+    sizes: list[int] = []
+    work(lambda _, members, __: sizes.append(size_of(members)))
+    return sum(sizes), len(sizes)
+
+
+def shard_spans(sizes: Iterable[tuple[int, int]], max_bytes: int, max_count: int | None) -> list[Span]:
+    """Split consecutive items, given as (bytes, samples), into shards as full as allowed; a larger item is alone."""
+    spans: list[Span] = []
+    start = end = filled = samples = 0
+    for size, count in sizes:
+        too_many = max_count is not None and samples + count > max_count
+        if end > start and (filled + size + len(END_OF_ARCHIVE) > max_bytes or too_many):
+            spans.append((start, end))
+            start, filled, samples = end, 0, 0
+        end, filled, samples = end + 1, filled + size, samples + count
+    return [*spans, (start, end)] if end > start else spans
+
+
+def numbered(spans: Iterable[Span]) -> list[tuple[Span, str]]:
+    """Return spans with the names of their shards."""
+    return [(span, f"shard-{number:06d}.tar") for number, span in enumerate(spans)]
+
+
+def estimated_spans(pool: Pool, works: Sequence[Work], max_bytes: int | None, max_count: int | None) -> list[Span]:
+    """Split items, given the work of packing each, into equal spans that fill a shard to about nine tenths.
+
+    One item in sixteen, at most 128, evenly spaced, is packed on trial. There are at least sixteen spans, to keep many
+    processes busy, unless spans would be shorter than sixteen items.
+    """
+    count = len(works)
+    number = min(_MOST_MEASURED, count // _SHARDS_AT_LEAST)
+    trials = [partial(measure, works[position * count // number]) for position in range(number)]
+    measured = list(pool(trials))
+    all_bytes, samples = sum(size for size, _ in measured), sum(samples for _, samples in measured)
+    each = max(_SHARDS_AT_LEAST, -(-count // _SHARDS_AT_LEAST))
+    if all_bytes and max_bytes is not None:
+        each = min(each, int(_FILLED * max_bytes * number / all_bytes))
+    if max_count is not None:
+        each = min(each, max_count * number // samples if samples else max_count)
+    each = max(1, each)
+    return [(start, min(start + each, count)) for start in range(0, count, each)]
 
 
 def pack_into(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_folders import FORMATS, image_bytes
 
-from streamload.pack.planning import parse_split, permutation, split_by_class
+from streamload.pack.source_to_shards import parse_split, permutation, split_by_class
 from streamload.pack.sources.loading import check_image_file
 
 

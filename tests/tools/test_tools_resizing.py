@@ -11,7 +11,7 @@ from image_folders import files_below, pack, packed_samples, refusal
 from PIL import Image, ImageOps
 
 from streamload.images.files import decode_image
-from streamload.pack.resizing import Resizing
+from streamload.pack.sources.loading import Resizing
 
 
 def gradient(height: int, width: int) -> np.ndarray:
