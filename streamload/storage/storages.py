@@ -166,7 +166,10 @@ def _refuse_other_protocol(filesystem: Any, url: str) -> None:
 def _refuse_one_slash(url: str) -> None:
     match = _ONE_SLASH.match(url)
     if match is not None and match[1].lower() in {*FAMILY, *_IN_MEMORY, "hf"} and not os.path.exists(f"{match[1]}:"):
-        meant = without_secrets(f"{match[0]}/{url[match.end() :]}")
+        rest = url[match.end() :]
+        if rest.startswith(".streamload"):  # of the index in a folder that has no name
+            raise ValueError(f"{match[0]}/ names no bucket; give one, as in {match[0]}/bucket/train")
+        meant = without_secrets(f"{match[0]}/{rest}")
         raise ValueError(
             f"{without_secrets(url)!r} has one slash after the colon; did you mean {meant!r}? A pathlib.Path leaves a "
             "slash out, so give urls as strings"

@@ -49,16 +49,25 @@ def test_a_damaged_table_is_an_error_where_it_is_needed(folder: Path) -> None:
             dataset.find(damaged)
 
 
-def test_tables_beyond_the_limit_are_dropped_and_found_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each table is read alone, and only one is kept."""
     monkeypatch.setattr(dataset_index, "GROUP_BYTES", 1)
     monkeypatch.setattr(dataset_module, "LEAST_TABLES_BYTES", 1)
     monkeypatch.setattr(dataset_module, "MOST_TABLES_BYTES", 1)
+
+
+async def test_tables_beyond_the_limit_are_dropped_unless_held(folder: Path, no_room: None) -> None:
     dataset = Dataset(list_shards(folder))
     for shard in (0, 1, 2, 0, 2, 1, 1):
         table = dataset.find(shard)
         assert table is not None
         assert len(table) == COUNTS[shard]
         assert [held for held in range(3) if dataset.at_hand(held) is not None] == [shard]
+    for _ in range(len(COUNTS) - 1):
+        missing = dataset.hold(range(3))
+        await dataset.fetch(missing[0])
+    assert dataset.hold(range(3)) == []
 
 
 def test_a_table_that_was_read_elsewhere_need_not_be_read(folder: Path) -> None:
@@ -68,19 +77,6 @@ def test_a_table_that_was_read_elsewhere_need_not_be_read(folder: Path) -> None:
     assert dataset.hold(range(3)) == [1, 2]
     assert dataset.locate(0) == (table, 0)
     assert dataset.find(0) is dataset.at_hand(0) is table
-
-
-async def test_tables_that_are_needed_at_once_are_held_beyond_the_limit(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dataset_index, "GROUP_BYTES", 1)
-    monkeypatch.setattr(dataset_module, "LEAST_TABLES_BYTES", 1)
-    monkeypatch.setattr(dataset_module, "MOST_TABLES_BYTES", 1)
-    dataset = Dataset(list_shards(folder))
-    for _ in range(len(COUNTS)):
-        missing = dataset.hold(range(3))
-        await dataset.fetch(missing[0])
-    assert dataset.hold(range(3)) == []
 
 
 @pytest.mark.parametrize("left_bytes", [0, 8, 400])

@@ -89,20 +89,15 @@ class PartsAs200(ThreadedServer):
         return 200, {"ETag": '"v"', "Content-Range": "bytes 2-4/9"}, b"234"
 
 
-@pytest.mark.parametrize("verify", ["own", False, True])
-async def test_a_certificate_counts_for_parts_with_status_200(verify: str | bool, authority: tuple[Path, Path]) -> None:
+async def test_a_certificate_counts_for_parts_with_status_200(authority: tuple[Path, Path]) -> None:
     own, certificate = authority
     with PartsAs200(certificate=certificate) as server:
         options: dict[str, Any] = {"key": "k", "secret": "s", "endpoint_url": f"https://{server.address}"}
-        client = {"verify": str(own) if verify == "own" else verify}
-        storage = Storages(options | {"client_kwargs": client}).for_url("s3://set/0.tar")
-        if verify is True:
-            with pytest.raises(StorageError, match="certificate is not trusted"):
-                await storage.open_range("s3://set/0.tar", 2, 5)
-        else:
+        for verify in (str(own), False):
+            storage = Storages(options | {"client_kwargs": {"verify": verify}}).for_url("s3://set/0.tar")
             body = await storage.open_range("s3://set/0.tar", 2, 5)
             assert [piece async for piece in body.pieces] == [b"234"]
-        await storage.aclose()
+            await storage.aclose()
 
 
 @pytest.mark.parametrize("path", ["/set/0.tar", "/set"])

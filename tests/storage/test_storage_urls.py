@@ -81,6 +81,8 @@ def test_a_torch_dataset_is_refused_with_where_it_belongs() -> None:
         ("| cat", "program"),
         ("cmd:cat a", "program"),
         (["a", "simplcache::s3://b/a.tar"], r"urls\[1\] has the unknown prefix simplcache::"),
+        ("simplecache::http://h/a.tar", r"filesystem=fsspec.filesystem\(...\), or cache_dir="),
+        ("zip://a.tar::s3://b/a.zip", r"filesystem=fsspec.filesystem\(...\), or cache_dir="),
         ("train::s3://b/a.tar", r"unknown prefix train:: .*\(if train is a folder, write \./train\)"),
     ],
 )
