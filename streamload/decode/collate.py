@@ -14,7 +14,7 @@ import operator
 import pickle
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -25,7 +25,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.tasks import StoredColumn, by_shard
+from streamload.decode.tasks import StoredColumn
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import ALIGNMENT_BYTES, round_up
 
@@ -255,77 +255,39 @@ def slot_views(layout: Layout, memory: Bytes, rows: int | None) -> list[NDArray[
     return views
 
 
-# Larger rows are copied one by one, smaller ones by one indexing operation per shard.
-_ROW_BY_ROW_BYTES = 1024
-
-
-def windows(data: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """View `data` as an item of `dtype` at every byte offset."""
-    return np.ndarray((len(data) - dtype.itemsize + 1,), dtype, data, 0, (1,))
-
-
-def copy_stored(
-    shards: NDArray[np.int64], starts: NDArray[np.int64], memory: Mapping[int, memoryview], out: NDArray[Any]
-) -> None:
-    """Copy the stored elements of arrays to `out`, which is C-contiguous.
-
-    Args:
-        shards: int64[n], the shard of each array.
-        starts: int64[n], its first byte in the shard's memory.
-        memory: of each shard.
-        out: has one entry for each array.
-    """
-    row_bytes = out.nbytes // max(1, len(out))
-    if row_bytes == 0:
-        return
-    target = out.reshape(-1).view(np.uint8)
-    if row_bytes < _ROW_BY_ROW_BYTES:
-        items = target.view(f"V{row_bytes}")
-        for shard, rows in by_shard(shards):
-            items[rows] = windows(memory[shard], items.dtype)[starts[rows]]
-        return
-    # Slices of memoryviews cost half as much as slices of arrays.
-    written, end = target.data, 0
-    for shard, start in zip(shards.tolist(), starts.tolist(), strict=True):
-        begin, end = end, end + row_bytes
-        written[begin:end] = memory[shard][start : start + row_bytes]
-
-
 class PlacedRows(list[Any]):
-    """A column whose values are copied to their batches' memory as they are made, so that they do not pile up.
+    """A column whose arrays are copied as they are made: they do not pile up, and may be returned again.
 
     Args:
-        blocks: the memory for the values of each batch.
+        count: the number of rows.
+        blocks: the memory for the values of each batch, if known.
 
     Attributes:
-        places: the array for each row's value, used if dtype and shape match.
+        places: the array for each row's value, used if dtype and shape match; None for a copy.
     """
 
-    def __init__(self, blocks: Sequence[NDArray[Any]]) -> None:
-        self.places = [place for block in blocks for place in block]
-        self._blocks = by_first_row(blocks)
-        super().__init__([None] * len(self.places))
+    def __init__(self, count: int, blocks: Sequence[NDArray[Any]] | None) -> None:
+        super().__init__([None] * count)
+        self.places: list[Any] = [None] * count
+        self._blocks = {}
+        if blocks is not None and blocks[0].ndim > 1:
+            self.places = [place for block in blocks for place in block]
+            self._blocks = by_first_row(blocks)
 
     def __setitem__(self, row: Any, value: Any) -> None:
-        place = self.places[row]
-        if type(value) is np.ndarray and value.dtype == place.dtype and value.shape == place.shape:
-            if value is not place:
+        if type(value) is np.ndarray and value is not (place := self.places[row]):
+            if place is not None and value.dtype == place.dtype and value.shape == place.shape:
                 place[...] = value
-            list.__setitem__(self, row, place)
-        else:
-            list.__setitem__(self, row, owned(value))
+                value = place
+            else:
+                value = value.copy("K")
+        list.__setitem__(self, row, value)
 
     def slice(self, start: int, end: int) -> list[Any] | NDArray[Any]:
         """Return the rows of one batch: their memory, or the values if one does not lie there."""
         values = self[start:end]
-        return self._blocks[start] if all(map(operator.is_, values, self.places[start:end])) else values
-
-
-class OwnValues(list[Any]):
-    """A column whose arrays are copied as they are made: a function may return the same array every time."""
-
-    def __setitem__(self, row: Any, value: Any) -> None:
-        list.__setitem__(self, row, value.copy("K") if type(value) is np.ndarray else value)
+        is_placed = bool(self._blocks) and all(map(operator.is_, values, self.places[start:end]))
+        return self._blocks[start] if is_placed else values
 
 
 def owned(value: Any) -> Any:
@@ -342,16 +304,6 @@ def are_apart(arrays: Sequence[Any]) -> bool:
     owners = arrays if kinds == {NoneType} else bases
     are_known = kinds in ({NoneType}, {bytearray})
     return kinds == {bytes} or (are_known and len(set(map(id, owners))) == len(owners))
-
-
-def values_of(count: int, blocks: list[NDArray[Any]] | None) -> list[Any]:
-    """Return a list for the values of a user's function, which are set row by row.
-
-    Args:
-        count: of rows.
-        blocks: the memory for the values of each batch; None if unknown, one axis for numbers.
-    """
-    return OwnValues([None] * count) if blocks is None or blocks[0].ndim == 1 else PlacedRows(blocks)
 
 
 def by_first_row(blocks: Sequence[NDArray[Any]]) -> dict[int, NDArray[Any]]:

@@ -10,25 +10,22 @@ import os
 import weakref
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from struct import iter_unpack
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.array_files import NpyLayout, npy_layout
+from streamload.decode.array_files import npy_layout
 from streamload.decode.collate import (
-    OwnValues,
     PlacedRows,
     Rows,
     are_apart,
     by_first_row,
     copied_together,
-    copy_stored,
     owned,
-    windows,
 )
 from streamload.decode.decoders import Decoder, Encoded, decoder_for
 from streamload.decode.failure import Attempt
@@ -39,13 +36,11 @@ from streamload.tar.extensions import KIND_OF, Kind, decodes_as_built_in, is_arr
 from streamload.tar.table import MISSING
 
 _INT64_DIGITS = 18  # every number with this many digits fits an int64
-_INTEGERS_PER_SHARD = 32
 # With fewer rows in each shard, reading them one by one is faster than shard by shard.
 _ROWS_PER_SHARD = 8
-_VIEWS_PER_SHARD = 2
 
-# Larger fields are not gathered first: the copy costs more than it saves.
-_GATHERED_BYTES = 1024
+# Larger rows are copied one by one, smaller ones by one indexing operation per shard.
+_ROW_BY_ROW_BYTES = 1024
 
 # Larger fields are read one by one: cheap beside the copy, and no neighbouring pages count as memory.
 _VIEWED_BYTES = 32 << 10
@@ -55,61 +50,6 @@ _COPIED_TOGETHER_BYTES = 4 << 10
 
 ABSENT: Any = type("Absent", (), {})()
 """Stands for a field that a sample lacks."""
-
-
-def decode_integers(
-    field: str, data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> NDArray[np.int64] | None:
-    """Decode an integer field of n samples exactly as the built-in decoder would, or return None.
-
-    None for other kinds of field, numbers with signs, spaces or more than 18 digits, and payloads that are damaged or
-    out of bounds; the caller then decodes sample by sample, which raises the proper errors.
-
-    Args:
-        field: the field's full name; its last extension decides.
-        data: uint8[m], contiguous bytes with the payloads, such as a mapped shard.
-        offsets: int64[n], first byte of each payload.
-        sizes: int64[n], bytes of each payload.
-    """
-    if KIND_OF.get(last_extension(field)) is not Kind.INTEGER or not _inside(data, offsets, sizes):
-        return None
-    width = int(sizes.max())
-    starts = offsets + sizes - width  # aligned at the right, so a shorter number has foreign bytes before it
-    if width > _INT64_DIGITS or starts.min() < 0:
-        return None
-    characters = windows(data.data, np.dtype(f"V{width}"))[starts].view(np.uint8).reshape(len(offsets), width)
-    first = width - sizes
-    if first.any():
-        characters[np.arange(width) < first[:, None]] = ord("0")
-    digits = characters - np.uint8(ord("0"))  # anything but a digit wraps around to more than 9
-    if digits.max() > 9:
-        return None
-    values: NDArray[np.int64] = digits[:, 0].astype(np.int64)
-    for position in range(1, width):
-        values *= 10
-        values += digits[:, position]
-    return values
-
-
-def _shared_npy_layout(data: NDArray[np.uint8], offsets: NDArray[np.int64], size: int) -> NpyLayout | None:
-    """Return the layout of equally long npy payloads with equal headers in C order; else None."""
-    if not _inside(data, offsets, np.array([size])):
-        return None
-    first = int(offsets[0])
-    try:
-        layout = npy_layout(data[first : first + size].data)
-    except ValueError:
-        return None
-    if layout.end > size or layout.order == "F":
-        return None
-    headers = windows(data.data, np.dtype(f"V{layout.start}"))[offsets].tobytes()
-    return layout if headers == headers[: layout.start] * len(offsets) else None
-
-
-def _inside(data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> bool:
-    if len(offsets) == 0 or not data.flags.c_contiguous:
-        return False
-    return bool(offsets.min() >= 0 and sizes.min() > 0 and (offsets + sizes).max() <= data.size)
 
 
 class ShardReader(ABC):
@@ -313,12 +253,27 @@ class FieldReader:
             failed: creates the failure of a row.
             blocks: the memory for the values of each batch, if known.
         """
-        may_be_together = column.crc32 is None and not work.failures and not (column.offsets == MISSING).any()
-        if may_be_together and not self._single:
-            together = self._read_together(work, column, blocks)
-            if together is not None:
-                return together
-        return self._read_by_row(work, column, failed, blocks, may_be_together=may_be_together)
+        name, largest = column.alternatives[0], int(column.sizes.max())
+        gathered = None
+        if (
+            work.rows_per_shard >= _ROWS_PER_SHARD
+            and (0 < largest <= _VIEWED_BYTES or is_array(name))
+            and column.crc32 is None
+            and not work.failures
+            and (column.which is None or not column.which.any())
+        ):
+            gathered = _gathered(column, work)
+        if gathered is not None and not self._single and self.is_built_in(column):
+            decoded = None
+            if is_array(name):
+                decoded = _arrays(column, gathered, blocks)
+            elif KIND_OF.get(last_extension(name)) is Kind.INTEGER and largest <= _INT64_DIGITS:
+                decoded = _integers(column, gathered)
+            if decoded is not None:
+                return decoded
+        if largest > _VIEWED_BYTES:
+            gathered = None
+        return self._read_by_row(work, column, failed, blocks, gathered)
 
     def _read_by_row(
         self,
@@ -326,14 +281,58 @@ class FieldReader:
         column: Column,
         failed: Callable[[int, Exception], RowFailure],
         blocks: list[NDArray[Any]] | None,
-        *,
-        may_be_together: bool,
+        gathered: _Gathered | None,
     ) -> Any:
-        first, first_kind = self.decoding(column.alternatives[0])
-        small = _small_fields(column, work, first_kind) if may_be_together and _has_first(column) else None
-        values, progress = self._values_for(column, work.count, blocks), work.progress
+        small = None
+        if gathered is not None:
+            small = _fields(column, gathered, self.decoding(column.alternatives[0])[1])
+        is_built_in = self.is_built_in(column)
+        is_placed = blocks is not None and blocks[0].nbytes >= _COPIED_TOGETHER_BYTES * len(blocks[0])
+        values: list[Any] = [None] * work.count
+        if is_placed or column.name in self._reusing or (blocks is None and not is_built_in):
+            values = PlacedRows(work.count, blocks)
+        if blocks is None or isinstance(values, PlacedRows):
+            self._read_rows(work, column, failed, values, range(work.count), small=small)
+            return values
+        batches: dict[int, Any] = {}
+        for start, block in by_first_row(blocks).items():
+            end = start + len(block)
+            self._read_rows(work, column, failed, values, range(start, end), small=small)
+            batch: Any = values[start:end]
+            kinds = set(map(type, batch))
+            if np.ndarray in kinds:
+                if not is_built_in and not are_apart([value for value in batch if type(value) is np.ndarray]):
+                    self._reusing.add(column.name)
+                    return self._read_by_row(work, column, failed, blocks, None if work.failures else gathered)
+                if len(kinds) == 1 and copied_together(batch, block):
+                    batch = block
+                elif not is_built_in:
+                    batch = list(map(owned, batch))
+            batches[start] = batch
+            values[start:end] = [None] * len(block)  # later values reuse their memory, which is in the caches
+        return batches
 
-        def read_rows(rows: Iterator[int]) -> None:
+    def _read_rows(
+        self,
+        work: Work,
+        column: Column,
+        failed: Callable[[int, Exception], RowFailure],
+        values: list[Any],
+        numbers: range,
+        *,
+        small: Iterator[Encoded] | None,
+    ) -> None:
+        """Set the values of some rows; `small` are the bytes of this row and all later ones, if gathered."""
+        decode, progress = self.decoding(column.alternatives[0])[0], work.progress
+        # Counting here is noticeably faster for small fields than a generator of rows.
+        numbered = zip(numbers, small or (), strict=False)
+
+        def read_small(_: Iterator[int]) -> None:
+            for row, data in numbered:
+                progress[0] = row
+                values[row] = decode(data)
+
+        def read(rows: Iterator[int]) -> None:
             for row in rows:
                 if self.is_absent(column, row):
                     values[row] = self.absent
@@ -341,55 +340,7 @@ class FieldReader:
                     decoder, kind = self.decoding(field_of(column, row))
                     values[row] = decoder(self.encoded(work, column, row, kind))
 
-        def read_span(start: int, end: int) -> None:
-            # Counting here is noticeably faster for small fields than a generator of rows.
-            numbered = zip(range(start, end), small or (), strict=False)
-
-            def read_small(_: Iterator[int]) -> None:
-                for row, data in numbered:
-                    progress[0] = row
-                    values[row] = first(data)
-
-            work.each_row(read_rows if small is None else read_small, failed, range(start, end))
-
-        if blocks is None or isinstance(values, PlacedRows):
-            read_span(0, work.count)
-            return values
-        are_own = self.is_built_in(column) or isinstance(values, OwnValues)
-        batches: dict[int, Any] = {}
-        for start, block in by_first_row(blocks).items():
-            end = start + len(block)
-            read_span(start, end)
-            batch = batches[start] = values[start:end]
-            if np.ndarray in (kinds := set(map(type, batch))):
-                arrays = batch if len(kinds) == 1 else [value for value in batch if type(value) is np.ndarray]
-                if not are_own and not are_apart(arrays):
-                    self._reusing.add(column.name)
-                    may_be_together = may_be_together and not work.failures
-                    return self._read_by_row(work, column, failed, blocks, may_be_together=may_be_together)
-                is_placed = len(kinds) == 1 and copied_together(batch, block)
-                batches[start] = block if is_placed else batch if are_own else list(map(owned, batch))
-            values[start:end] = [None] * len(block)  # later values reuse their memory, which is in the caches
-        return batches
-
-    def _values_for(self, column: Column, count: int, blocks: list[NDArray[Any]] | None) -> list[Any]:
-        """Return a list for a column's values, which are set row by row."""
-        if blocks is not None and blocks[0].ndim > 1 and blocks[0].nbytes >= _COPIED_TOGETHER_BYTES * len(blocks[0]):
-            return PlacedRows(blocks)
-        are_copied = not self.is_built_in(column) and (blocks is None or column.name in self._reusing)
-        return OwnValues([None] * count) if are_copied else [None] * count
-
-    def _read_together(
-        self, work: Work, column: Column, blocks: list[NDArray[Any]] | None
-    ) -> NDArray[Any] | dict[int, NDArray[Any]] | None:
-        if not _has_first(column) or not self.is_built_in(column):
-            return None
-        arrays = _arrays(column, work, blocks)
-        return _integers(column, work) if arrays is None else arrays
-
-
-def _has_first(column: Column) -> bool:
-    return column.which is None or not column.which.any()
+        work.each_row(read if small is None else read_small, failed, numbers)
 
 
 def field_of(column: Column, row: int) -> str:
@@ -397,90 +348,116 @@ def field_of(column: Column, row: int) -> str:
     return column.alternatives[0 if column.which is None else int(column.which[row])]
 
 
-def _gathered(
-    column: Column, work: Work
-) -> list[tuple[int, NDArray[np.intp], NDArray[np.uint8], NDArray[np.int64]]] | None:
-    """Return each shard's number, rows, bytes with their fields and offsets; None if fields must be read one by one.
+class _Gathered(NamedTuple):
+    """A field of some rows.
 
-    None if fields have to be read one by one, with their errors.
+    Attributes:
+        shards: int64[rows], the shard of each row.
+        groups: each shard with its rows.
+        memory: of each shard.
+        starts: int64[rows], the first byte of each row's field in that memory.
     """
-    gathered = []
-    for shard, rows in by_shard(column.shards):
+
+    shards: NDArray[np.int64]
+    groups: Iterable[tuple[int, NDArray[np.intp]]]
+    memory: dict[int, memoryview]
+    starts: NDArray[np.int64]
+
+
+def _gathered(column: Column, work: Work) -> _Gathered | None:
+    """Gather a field of all rows; None if they must be read one by one, with their errors."""
+    memory, starts, groups = {}, np.empty(work.count, np.int64), list(by_shard(column.shards))
+    for shard, rows in groups:
         found = work.shards.gather(shard, column.offsets[rows], column.sizes[rows])
         if found is None:
             return None
-        gathered.append((shard, rows, *found))
-    return gathered
+        memory[shard], starts[rows] = found[0].data, found[1]
+    return _Gathered(column.shards, groups, memory, starts)
+
+
+def _copy(gathered: _Gathered, out: NDArray[Any]) -> None:
+    """Copy the first bytes of each row's field to its entry of `out`, which is C-contiguous."""
+    row_bytes = out.nbytes // len(out)
+    if row_bytes == 0:
+        return
+    target, (shards, groups, memory, starts) = out.reshape(-1).view(np.uint8), gathered
+    if row_bytes < _ROW_BY_ROW_BYTES:
+        items = target.view(f"V{row_bytes}")
+        for shard, rows in groups:
+            data = memory[shard]
+            at_every_byte = np.ndarray((len(data) - row_bytes + 1,), items.dtype, data, 0, (1,))
+            items[rows] = at_every_byte[starts[rows]]
+        return
+    # Slices of memoryviews cost half as much as slices of arrays.
+    written, end = target.data, 0
+    for shard, start in zip(shards.tolist(), starts.tolist(), strict=True):
+        begin, end = end, end + row_bytes
+        written[begin:end] = memory[shard][start : start + row_bytes]
 
 
 def _arrays(
-    column: Column, work: Work, blocks: list[NDArray[Any]] | None
+    column: Column, gathered: _Gathered, blocks: list[NDArray[Any]] | None
 ) -> NDArray[Any] | dict[int, NDArray[Any]] | None:
     """Copy arrays of one dtype and shape together, to their batches' memory if they fit; None if they differ."""
-    if work.rows_per_shard < _ROWS_PER_SHARD or not is_array(column.alternatives[0]):
+    (shards, _, memory, starts), size = gathered, int(column.sizes[0])
+    first = memory[int(shards[0])][int(starts[0]) :][:size]
+    try:
+        layout = npy_layout(first)
+    except ValueError:
         return None
-    size = int(column.sizes[0])
-    if (column.sizes != size).any() or (gathered := _gathered(column, work)) is None:
+    if (column.sizes != size).any() or layout.end > size or layout.order == "F":
         return None
-    layouts = {_shared_npy_layout(data, places, size) for _, _, data, places in gathered}
-    layout = layouts.pop()
-    if layouts or layout is None:
+    headers = np.empty((len(starts), layout.start), np.uint8)
+    _copy(gathered, headers)
+    if headers.tobytes() != bytes(first[: layout.start]) * len(starts):
         return None
-    memory = {shard: data.data for shard, _, data, _ in gathered}
-    starts = np.empty(work.count, np.int64)
-    for _, rows, _, places in gathered:
-        starts[rows] = places + layout.start
+    starts = starts + layout.start
     if (
-        blocks is not None
-        and layout.shape
-        and (blocks[0].dtype, blocks[0].shape[1:]) == (layout.dtype, layout.shape)
-        and blocks[0].flags.c_contiguous
+        blocks is None
+        or not layout.shape
+        or (blocks[0].dtype, blocks[0].shape[1:]) != (layout.dtype, layout.shape)
+        or not blocks[0].flags.c_contiguous
     ):
-        batches = by_first_row(blocks)
-        for start, block in batches.items():
-            batch = slice(start, start + len(block))
-            copy_stored(column.shards[batch], starts[batch], memory, block)
-        return batches
-    out = np.empty((work.count, *layout.shape), layout.dtype)
-    copy_stored(column.shards, starts, memory, out)
-    return out
+        values = np.empty((len(starts), *layout.shape), layout.dtype)
+        _copy(gathered._replace(starts=starts), values)
+        return values
+    batches = by_first_row(blocks)
+    for start, block in batches.items():
+        batch = slice(start, start + len(block))
+        _copy(_Gathered(shards[batch], by_shard(shards[batch]), memory, starts[batch]), block)
+    return batches
 
 
-def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
-    name = column.alternatives[0]
-    if work.rows_per_shard < _INTEGERS_PER_SHARD or KIND_OF.get(last_extension(name)) is not Kind.INTEGER:
+def _integers(column: Column, gathered: _Gathered) -> NDArray[np.int64] | None:
+    """Decode plain digits exactly as `decode_integer`; None for other texts, which that decodes or refuses."""
+    width = int(column.sizes.max())
+    starts = gathered.starts + column.sizes - width  # aligned at the right: before a shorter number are other bytes
+    if starts.min() < 0 or column.sizes.min() == 0:
         return None
-    if int(column.sizes.max()) > _INT64_DIGITS or (gathered := _gathered(column, work)) is None:
+    characters = np.empty((len(starts), width), np.uint8)
+    _copy(gathered._replace(starts=starts), characters)
+    characters[np.arange(width) < (width - column.sizes)[:, None]] = ord("0")
+    digits = characters - np.uint8(ord("0"))  # anything but a digit wraps around to more than 9
+    if digits.max() > 9:
         return None
-    out = np.empty(work.count, np.int64)
-    for _, rows, data, places in gathered:
-        part = decode_integers(name, data, places, column.sizes[rows])
-        if part is None:
-            return None
-        out[rows] = part
-    return out
+    values = np.zeros(len(starts), np.int64)
+    for position in range(width):
+        values *= 10
+        values += digits[:, position]
+    return values
 
 
-def _small_fields(column: Column, work: Work, kind: type[Encoded]) -> Iterator[Encoded] | None:
-    largest = int(column.sizes.max())
-    convert = bytearray if kind is bytearray else bytes
-    are_small = work.rows_per_shard >= _ROWS_PER_SHARD and 0 < largest <= _GATHERED_BYTES
-    if not are_small and (work.rows_per_shard < _VIEWS_PER_SHARD or largest > _VIEWED_BYTES):
-        return None
-    if (gathered := _gathered(column, work)) is None:
-        return None
-    # Iterators, which continue after a row that has failed.
-    if are_small and (column.sizes == largest).all():
+def _fields(column: Column, gathered: _Gathered, kind: type[Encoded]) -> Iterator[Encoded]:
+    """Return an iterator of the fields' bytes, which continues after a row that has failed."""
+    convert, size = bytearray if kind is bytearray else bytes, int(column.sizes[0])
+    if size <= _ROW_BY_ROW_BYTES and (column.sizes == size).all():
         # One bulk copy overlaps the cache misses of many fields.
-        copies = np.empty(work.count, f"V{largest}")
-        for _, rows, data, places in gathered:
-            copies[rows] = windows(data.data, copies.dtype)[places]
-        fields = chain.from_iterable(iter_unpack(f"{largest}s", copies.data))  # unlike `tolist`, one at a time
+        copies = np.empty(len(column.sizes), f"V{size}")
+        _copy(gathered, copies)
+        fields = chain.from_iterable(iter_unpack(f"{size}s", copies.data))  # unlike `tolist`, one at a time
         return fields if kind is bytes else map(convert, fields)
-    starts, memory = np.empty(work.count, np.int64), {shard: data.data for shard, _, data, _ in gathered}
-    for _, rows, _, places in gathered:
-        starts[rows] = places
-    bounds = zip(column.shards.tolist(), starts.tolist(), (starts + column.sizes).tolist(), strict=True)
+    shards, _, memory, starts = gathered
+    bounds = zip(shards.tolist(), starts.tolist(), (starts + column.sizes).tolist(), strict=True)
     return (convert(memory[shard][start:end]) for shard, start, end in bounds)
 
 

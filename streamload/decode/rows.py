@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from streamload.arguments import by_field
 from streamload.decode.array_files import BeyondBudgetError
-from streamload.decode.collate import PlacedRows, Rows, values_of
+from streamload.decode.collate import PlacedRows, Rows
 from streamload.decode.failure import SystemExitError, failure_here, failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardReader, Work, field_of
 from streamload.decode.seeding import GlobalSeeds
@@ -164,11 +164,10 @@ class _Transformed:
         values: receives the values.
     """
 
-    def __init__(self, column: Column, functions: list[dict[str, UserFunction]], values: list[Any]) -> None:
+    def __init__(self, column: Column, functions: list[dict[str, UserFunction]], values: PlacedRows) -> None:
         self.column = column
         self.functions = functions
         self.values = values
-        self.places = values.places if isinstance(values, PlacedRows) else None
         self.every_function = [function for by_name in functions for function in by_name.values()]
         self.decode_s = self.transform_s = 0.0
 
@@ -243,7 +242,7 @@ class RowMaker:
             place = number + len(SAMPLE_NAMES) if fields is None else places[number]
             of_column = blocks.get(place) if blocks and is_regular else None
             if any(functions):
-                columns.append(values_of(work.count, of_column))
+                columns.append(PlacedRows(work.count, of_column))
                 transformed.append(_Transformed(column, functions, columns[-1]))
                 continue
             started = perf_counter()
@@ -293,7 +292,7 @@ class RowMaker:
         column = field.column
         if self._reader.is_absent(column, row):
             return self._reader.absent
-        out = None if field.places is None else field.places[row]
+        out = field.values.places[row]
         started = perf_counter()
         name = field_of(column, row)
         decoder, kind = self._reader.decoding(name)

@@ -10,7 +10,6 @@ import torch
 from webdataset import autodecode, writer
 
 from streamload.decode.decoders import DECODED_EXTENSIONS, decoder_for
-from streamload.decode.field_reader import decode_integers
 from streamload.tar.extensions import IMAGE_FORMATS, KIND_OF, Kind, is_image
 from streamload.write.encode import ENCODED_EXTENSIONS, encode_field
 
@@ -72,14 +71,6 @@ def test_a_str_is_read_back_as_a_str_where_nothing_else_is_meant(extension: str)
     got = decoder_for(extension)(memoryview(data))
     meant = {**dict.fromkeys(of(Kind.INTEGER) | of(Kind.JSON), 12), **dict.fromkeys(of(Kind.MSGPACK), "12")}
     assert got == meant.get(extension, "12")
-
-
-@pytest.mark.parametrize("extension", sorted(of(Kind.INTEGER)))
-def test_columns_of_integers_are_read_at_once(extension: str) -> None:
-    data = np.frombuffer(b"1234", np.uint8)
-    got = decode_integers(f"x.{extension}", data, np.array([0, 2]), np.array([2, 2]))
-    assert got is not None
-    assert got.tolist() == [12, 34]
 
 
 def test_text_in_another_encoding_says_how_to_read_it() -> None:
