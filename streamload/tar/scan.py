@@ -6,7 +6,6 @@ the sample's first header. Pieces share nothing, so processes may scan them; `Sc
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 from collections import Counter
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.errors import ShardChangedError, ShardFormatError
+from streamload.memory.mapped import read_fully
 from streamload.tar.header_chain import BLOCK_BYTES, HeaderChain, padded
 from streamload.tar.table import MISSING, ShardTable, joined_tables
 
@@ -100,17 +100,14 @@ def scan_file(
         OSError: it cannot be read.
     """
 
-    def read(start: int, end: int) -> bytes:
-        data = os.pread(descriptor, end - start, start)
-        while len(data) < end - start:  # network file systems may return fewer bytes
-            more = os.pread(descriptor, end - start - len(data), start + len(data))
-            if not more:
-                raise ShardChangedError(
-                    f"the shard had {shard_bytes} bytes and became shorter while it was read; let nothing write to "
-                    "shards that are in use, and fetch or pack it again",
-                    url=url,
-                )
-            data += more
+    def read(start: int, end: int) -> memoryview:
+        data = np.empty(end - start, np.uint8).data
+        if read_fully(descriptor, data, start) < end - start:
+            raise ShardChangedError(
+                f"the shard had {shard_bytes} bytes and became shorter while it was read; let nothing write to "
+                "shards that are in use, and fetch or pack it again",
+                url=url,
+            )
         return data
 
     chain = HeaderChain(url, start=0, total=shard_bytes)

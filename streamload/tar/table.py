@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,22 +120,22 @@ def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
 
     Offsets stay. There are checksums and labels if all tables have them.
     """
-    samples = [len(table) for table in tables]
-    members = starts_of([len(table.member_offset) for table in tables])
-    keys = starts_of([len(table.key_bytes) for table in tables])
-    crc32s = [table.member_crc32 for table in tables if table.member_crc32 is not None]
-    labels = [table.labels for table in tables if table.labels is not None]
+
+    def joined(name: str) -> Any:
+        columns = [getattr(table, name) for table in tables]
+        return None if any(column is None for column in columns) else np.concatenate(columns)
+
     return ShardTable(
         shard_bytes=max(table.shard_bytes for table in tables),
         fields=tables[0].fields,
-        member_offset=np.concatenate([table.member_offset for table in tables]),
-        member_size=np.concatenate([table.member_size for table in tables]),
-        member_field=np.concatenate([table.member_field for table in tables]),
-        sample_start=_joined_starts([table.sample_start for table in tables], members, samples),
-        key_bytes=np.concatenate([table.key_bytes for table in tables]),
-        key_start=_joined_starts([table.key_start for table in tables], keys, samples),
-        member_crc32=np.concatenate(crc32s) if len(crc32s) == len(tables) else None,
-        labels=np.concatenate(labels) if len(labels) == len(tables) else None,
+        member_offset=joined("member_offset"),
+        member_size=joined("member_size"),
+        member_field=joined("member_field"),
+        sample_start=starts_of(np.concatenate([np.diff(table.sample_start) for table in tables])),
+        key_bytes=joined("key_bytes"),
+        key_start=starts_of(np.concatenate([np.diff(table.key_start) for table in tables])),
+        member_crc32=joined("member_crc32"),
+        labels=joined("labels"),
     )
 
 
@@ -142,13 +143,6 @@ def stretches(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.
     """Return the numbers from each start to its end."""
     lengths = ends - starts
     return np.arange(lengths.sum()) + np.repeat(starts - starts_of(lengths)[:-1], lengths)
-
-
-def _joined_starts(
-    starts: Sequence[NDArray[np.int64]], firsts: NDArray[np.int64], lengths: Sequence[int]
-) -> NDArray[np.int64]:
-    within = np.concatenate([of[:-1] for of in starts])
-    return np.append(within + np.repeat(firsts[:-1], lengths), firsts[-1])
 
 
 def starts_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
