@@ -58,7 +58,6 @@ _ORDER, _SPLIT = 0, 1  # the purposes of random streams
 _NO_LABEL = -(1 << 63)
 _USTAR_NAME_BYTES = 100
 _USTAR_SIZE = 8**11
-_FAULTS_SHOWN = 20
 _FIELDS_SHOWN = 8
 _SMALL_BYTES = 1_000_000
 _LABELS_NAMES = ("labels.json", *(f"labels{extension}" for extension in TABLE_EXTENSIONS))
@@ -284,10 +283,8 @@ def _shares(count: int, fractions: list[float]) -> list[int]:
 
 def _check(files: int, skip_bad: bool, records: Sequence[Record]) -> None:
     faults = [fault for record in records for fault in record.faults]
-    for fault in faults[:_FAULTS_SHOWN]:
+    for fault in faults:
         say(f"{fault.path}: {fault.reason}")
-    if len(faults) > _FAULTS_SHOWN:
-        say(f"... and {len(faults) - _FAULTS_SHOWN:,} more")
     if faults and not skip_bad:
         raise ValueError(
             f"{len(faults):,} of {counted(files, 'file')} {'is' if len(faults) == 1 else 'are'} damaged or of another "
@@ -321,12 +318,10 @@ class PackFiles:
                     wrong.append(Fault(member.path, str(exc)))
             faults += wrong
             if not wrong:
-                label = [] if sample.label is None else [(LABEL_FIELD, b"%d" % sample.label)]
-                members = [
-                    (field, member_header(f"{sample.key}.{field}", len(data)), data)
-                    for field, data in [*fields, *label, *sample.values]
-                ]
-                append(sample.key, members, sample.label)
+                fields += [] if sample.label is None else [(LABEL_FIELD, b"%d" % sample.label)]
+                fields += sample.values
+                headed = [(field, member_header(f"{sample.key}.{field}", len(data)), data) for field, data in fields]
+                append(sample.key, headed, sample.label)
         return faults
 
 

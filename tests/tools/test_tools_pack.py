@@ -71,22 +71,6 @@ def test_equal_keys_in_two_shards_are_refused(tmp_path: Path) -> None:
         TarDataset(str(tmp_path / "s"))
 
 
-def test_what_a_failed_run_has_left_is_refused_and_gone_on_with(tmp_path: Path) -> None:
-    with pytest.raises(StreamloadError, match="input 3") as failed:
-        pack(_fails, range(6), tmp_path / "shards", workers=1, max_count=2)
-    assert failed.value.__notes__ == [
-        "what is finished is kept: run the same again with --resume (resume=True) to go on, or --overwrite "
-        "(overwrite=True) to start over"
-    ]
-    said = r"`pack` .*was interrupted.*to go on, or with --overwrite \(overwrite=True\) to start over"
-    with pytest.raises(StreamloadError, match=said):
-        TarDataset(str(tmp_path / "shards"))
-    with pytest.raises(ValueError, match=r"was not finished; go on with --resume \(resume=True\)"):
-        pack(_fails, range(6), tmp_path / "shards", workers=1, max_count=2)
-    pack(_fails, range(3), tmp_path / "shards", workers=1, max_count=2, resume=True)
-    assert len(TarDataset(str(tmp_path / "shards"))) == 3
-
-
 def test_another_function_does_not_go_on_with_the_shards_of_the_first(tmp_path: Path) -> None:
     def first(number: int) -> dict[str, Any]:
         return {"__key__": str(number), "cls": 1 // (3 - number)}

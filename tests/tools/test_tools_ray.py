@@ -121,30 +121,24 @@ class HeldMap:
         return self.process.returncode, output
 
 
-def test_map_is_the_same_where_a_task_is_killed(cluster: LocalRayCluster, source: Path, tmp_path: Path) -> None:
-    map_shards(held_functions.held, os.fspath(source), tmp_path / "one", workers=1)
-    running = HeldMap(cluster, tmp_path / "held", source, tmp_path / "many")
-    running.start()
-    running.wait_until_held()
-    os.kill(running.tasks()[0], signal.SIGKILL)
-    running.let_go()
-    status, output = running.end()
-    assert status == 0, output
-    assert running.began() == SHARDS + 1, "the killed task ran again"
-    assert files(tmp_path / "many") == files(tmp_path / "one")
-
-
-def test_map_is_the_same_where_a_node_is_killed(cluster_to_harm: LocalRayCluster, source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", ["task", "node"])
+def test_map_is_the_same_where_a_task_or_a_node_is_killed(
+    cluster_to_harm: LocalRayCluster, source: Path, tmp_path: Path, killed: str
+) -> None:
     map_shards(held_functions.held, os.fspath(source), tmp_path / "one", workers=1)
     running = HeldMap(cluster_to_harm, tmp_path / "held", source, tmp_path / "many")
     running.start()
     running.wait_until_held()
-    cluster_to_harm.kill_node("a")
+    if killed == "task":
+        os.kill(running.tasks()[0], signal.SIGKILL)
+    else:
+        cluster_to_harm.kill_node("a")
     running.let_go()
     status, output = running.end()
-    cluster_to_harm.add_node("a", 1)
+    if killed == "node":
+        cluster_to_harm.add_node("a", 1)
     assert status == 0, output
-    assert running.began() == SHARDS + 1, "the killed node's task ran again"
+    assert running.began() == SHARDS + 1, "the killed task ran again"
     assert files(tmp_path / "many") == files(tmp_path / "one")
 
 

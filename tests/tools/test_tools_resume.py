@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from image_folders import files_below, image_bytes, images, pack, packs, refusal
 
-from streamload import ShardWriter, TarDataset, map_shards
+from streamload import TarDataset
 from streamload import pack as pack_calls
 from streamload.errors import DatasetIndexError
 
@@ -133,17 +133,3 @@ def test_a_shard_that_nobody_names_is_never_removed(tmp_path: Path, unfinished: 
     for how in ("--overwrite", "--resume") if unfinished else ("--overwrite",):
         assert message in refusal(source, dest, *OPTIONS, how)
     assert (dest / "shard-mine.tar").read_text() == "mine"
-
-
-def same(sample: dict[str, object]) -> dict[str, object]:
-    return sample
-
-
-def test_what_a_living_writer_has_open_is_not_removed(tmp_path: Path) -> None:
-    source, dest = images(tmp_path), tmp_path / "dest"
-    pack(source, tmp_path / "packed")
-    with ShardWriter(dest, prefix="val") as alive:
-        alive.write({"__key__": "a", "txt": "a"})
-        pack(source, dest)
-        map_shards(same, tmp_path / "packed", dest, workers=1, overwrite=True)
-    assert [row["txt"] for row in TarDataset(str(dest / "val-000000.tar"))] == ["a"]

@@ -73,16 +73,6 @@ def test_files_that_are_no_images_are_all_named_and_nothing_is_left(tmp_path: Pa
 SPLIT = ["--split", "train=0.5,val=0.5"]
 
 
-@pytest.mark.parametrize("options", [[], SPLIT])
-def test_files_that_are_no_images_can_be_left_out(tmp_path: Path, options: list[str]) -> None:
-    source, dest = with_faults(images(tmp_path)), tmp_path / "dest"
-    out, err = packs(source, dest, "--skip-bad", *options)
-    assert "6 samples left out" in out
-    assert all(err.count(f"/{name}: ") == 1 for name in FAULTS)
-    folders = [dest / "train", dest / "val"] if options else [dest]
-    assert sum(len(packed_samples(folder)) for folder in folders) == 12
-
-
 def test_overwriting_replaces_everything_of_ours(tmp_path: Path) -> None:
     source, dest = images(tmp_path), tmp_path / "dest"
     assert pack(source, dest, "--max-count", 2)[0] == 0

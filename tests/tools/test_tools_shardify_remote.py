@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
-import fsspec
 import pytest
 import webdataset
 from image_folders import files_below, images, pack
@@ -16,7 +13,6 @@ from servers.rclone import S3Server
 
 from streamload.errors import StorageError
 from streamload.index.dataset_index import DatasetIndex
-from streamload.index.listing import list_shards
 from streamload.storage.object_storage import ObjectStorage
 
 
@@ -98,15 +94,3 @@ def test_an_upload_that_fails_is_resumed(
     assert finished.isdisjoint(written)
     assert pack(source, tmp_path / "local", *options)[0] == 0
     assert without_etags(in_set(bucket)) == without_etags(files_below(tmp_path / "local"))
-
-
-def test_memory_and_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    memory = fsspec.filesystem("memory")
-    try:
-        assert pack(images(tmp_path), "memory://packed/set/", "--max-count", 5)[0] == 0
-        assert list_shards("memory://packed/set").counts == (5, 5, 2)
-        assert os.listdir(tmp_path / "tmp") == []
-    finally:
-        memory.rm("/packed", recursive=True)

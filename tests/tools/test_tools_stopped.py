@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from image_folders import images
 
 from streamload import TarDataset, pack
 from streamload.errors import StreamloadError, WorkerError
@@ -33,21 +31,6 @@ def sample(number):
 pack(sample, range(64), sys.argv[1] + "/dest", workers=2, max_count=8)
 """
 """Two shards are finished; then both workers hang. Nothing guards the script from being run again."""
-
-
-def test_a_limit_of_the_file_system_in_a_worker_is_one_message(tmp_path: Path) -> None:
-    source, dest = images(tmp_path, 20), tmp_path / "dest"
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
-
-    command = ["-m", "streamload.cli.shardify", str(source), str(dest), "--max-count", "20", "--workers", "2"]
-    done = subprocess.run([sys.executable, "-W", "error", *command], capture_output=True, text=True, preexec_fn=limited)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert [line for line in done.stderr.splitlines() if not line.startswith(("packing", "note"))] == [
-        f"error: cannot write shards to {str(dest)!r}: File too large; make room, or check its rights"
-    ]
-    assert not dest.exists()
 
 
 def test_a_worker_that_dies_is_one_message(tmp_path: Path) -> None:

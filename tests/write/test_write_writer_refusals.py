@@ -89,13 +89,6 @@ def test_an_exception_publishes_nothing_unfinished_and_no_index(tmp_path: Path) 
     assert read_back(tuple(map(str, sorted(tmp_path.glob("*.tar"))))) == STORED[:4]
 
 
-def test_a_closed_writer_takes_no_more(tmp_path: Path) -> None:
-    writer = write(tmp_path)
-    writer.close()
-    with pytest.raises(ValueError, match="closed"):
-        writer.write(SAMPLES[0])
-
-
 def test_until_it_is_whole_a_shard_does_not_look_like_one(tmp_path: Path) -> None:
     with ShardWriter(tmp_path) as writer:
         writer.write(SAMPLES[0])

@@ -416,9 +416,7 @@ def _json_table(path: str) -> Table:
     try:
         with open(path, encoding="utf-8-sig") as file:
             mapping = json.load(file)
-    except (ValueError, RecursionError) as exc:
-        raise UsageError(f'{path!r} is not JSON ({exc}); --labels takes {{"ID": label, ...}}') from exc
-    if not isinstance(mapping, dict) or not mapping:
-        raise UsageError(f'{path!r} holds no mapping; --labels takes {{"ID": label, ...}}, or a table')
-    ids = list(mapping)
-    return Table(path, {"id": ids, "label": list(mapping.values())}, lambda row: f"ID {ids[row]!r}")
+        ids, labels = list(mapping), list(mapping.values())
+    except (ValueError, RecursionError, TypeError, AttributeError) as exc:
+        raise UsageError(f'{path!r} is not JSON, or holds no mapping {{"ID": label, ...}} ({exc})') from exc
+    return Table(path, {"id": ids, "label": labels}, lambda row: f"ID {ids[row]!r}")
