@@ -123,7 +123,7 @@ def test_without_shuffle_each_dataset_comes_as_listed(folders: dict[str, str]) -
         (lambda f: Mixture({"a": f["a"]}), r"dataset 'a' must be \(urls, weight\) or a Portion, not '"),
         (lambda f: StreamLoader(mixture(f, a=1, b=1), weights="balanced", **OPTIONS), "Mixture"),
         (lambda f: StreamLoader(mixture(f, a=1, b=1), index=f["a"], **OPTIONS), "index="),
-        (lambda f: StreamLoader(Mixture({"a": (f["a"], 1), "b": (f["a"], 2)}), **OPTIONS), "two datasets"),
+        (lambda f: StreamLoader(Mixture({"a": (f["a"], 1), "b": (f["a"], 2)}), **OPTIONS), "names the shard .* twice"),
         (
             lambda f: StreamLoader(Mixture({"a": Portion(f["a"], 1, transform={"jpg": len})}), **OPTIONS),
             "dataset 'a'.*'jpg'",

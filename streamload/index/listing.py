@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError, StreamloadError, without_secrets
-from streamload.index.dataset_index import (
-    INDEX_FILE,
-    INDEX_FOLDER,
-    MOST_INDEX_BYTES,
-    DatasetIndex,
-    NotAnIndexError,
-)
+from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, MOST_INDEX_BYTES, DatasetIndex, NotAnIndexError
 from streamload.index.shard_names import (
     UnfinishedSet,
     folder_and_name,
@@ -33,7 +26,7 @@ from streamload.index.shard_names import (
 )
 from streamload.limits import SMALL_REQUESTS
 from streamload.storage.download import Pin
-from streamload.storage.errors import close_matches
+from streamload.storage.errors import missing_error
 from streamload.storage.protocol import (
     UNKNOWN_BYTES,
     WEB,
@@ -96,11 +89,6 @@ class Listing:
     owners: tuple[int, ...] = ()
     sidecar_fields: tuple[str, ...] = ()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # By columns: five times as fast as pickling each shard.
-        columns = [tuple(zip(*shards, strict=True)) for shards in (self.shards, self.sidecars)]
-        return _from_columns, (columns, self.counts, self.fields, self.owners, self.sidecar_fields)
-
     @property
     def numbered(self) -> tuple[Shard, ...]:
         """Return all shards and sidecars."""
@@ -128,11 +116,6 @@ class Listing:
         """Return the shard of a sidecar, or the shard itself."""
         count = len(self.shards)
         return number if number < count else self.owners[number - count]
-
-
-def _from_columns(columns: Sequence[Any], counts: Any, fields: Any, owners: Any, sidecar_fields: Any) -> Listing:
-    shards, sidecars = (tuple(map(Shard._make, zip(*each, strict=True))) for each in columns)
-    return Listing(shards, counts, fields, sidecars, owners, sidecar_fields)
 
 
 def list_shards(
@@ -246,10 +229,7 @@ def _matched(shards: Sequence[Shard], others: Sequence[Shard], shown: str) -> li
 def joined_listing(listings: Sequence[Listing]) -> Listing:
     """Concatenate listings. Raises ValueError if a shard occurs in two of them."""
     shards = tuple(shard for listing in listings for shard in listing.shards)
-    twice = [url for url, number in Counter(shard.url for shard in shards).items() if number > 1]
-    if twice:
-        url = without_secrets(twice[0])
-        raise ValueError(f"the shard {url!r} belongs to two datasets; name it in one of them")
+    refuse_repetitions([shard.url for shard in shards])
     known = all(listing.counts is not None for listing in listings)
     counts = tuple(count for listing in listings for count in listing.counts or ()) if known else None
     firsts = accumulate((len(listing.shards) for listing in listings), initial=0)
@@ -466,31 +446,23 @@ class ShardFinder:
                 infos[url] = ShardInfo(url, entry.bytes, 0, entry.etag)
             elif protocol_of(folder) not in WEB:
                 by_folder.setdefault(folder, []).append(url)
-        infos |= shard_infos([named[0] for named in by_folder.values() if len(named) == 1], self._storages)
+        alone: list[str] = []
         for folder, named in by_folder.items():
+            listed: dict[str, ShardInfo] = {}
             if len(named) > 1:
-                infos |= self._look_up_in(folder, named)
-        return infos
-
-    def _look_up_in(self, folder: str, urls: Sequence[str]) -> dict[str, ShardInfo]:
-        """Look up several shards of a remote folder without an index, by one listing if possible."""
-        storage = self._storages.for_url(urls[0])
-        try:
-            listed = {info.url: info for info in storage.list(f"{escaped(folder)}/*")}
-        except StorageError as exc:
-            if type(exc) is not StorageError:
-                raise
-            first = storage.info(urls[0])  # read permission may exist without list permission; else this raises
-            _log.warning("the sizes of the shards are not known before they are read: %s", exc)
-            return {urls[0]: first}
-        for url in urls:
-            if url in listed:
-                continue
-            if not shard_name(url).startswith("."):  # which listings omit
-                advice = close_matches(shard_name(url), map(shard_name, listed), folder)
-                raise ShardNotFoundError(f"no such shard: {advice}", url=url)
-            listed[url] = storage.info(url)
-        return {url: listed[url] for url in urls}
+                try:
+                    listed = {info.url: info for info in self._storages.for_url(folder).list(f"{escaped(folder)}/*")}
+                except StorageError as exc:
+                    if type(exc) is not StorageError:  # read permission may exist without list permission
+                        raise
+            for url in named:
+                if url in listed:
+                    infos[url] = listed[url]
+                elif listed and not shard_name(url).startswith("."):  # which listings omit
+                    raise missing_error(url, shard_name(url), map(shard_name, listed), folder)
+                else:
+                    alone.append(url)
+        return infos | shard_infos(alone, self._storages)
 
 
 def shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:

@@ -260,10 +260,7 @@ def _storage_error(path: str, exc: OSError) -> StorageError:
         return ShardNotFoundError(f"no such {what}: {advice}", url=path)
     if isinstance(exc, PermissionError):
         return StorageError("no permission to read this; check the rights of the file and its folders", url=path)
+    advice = "check the path, the disk and free memory"
     if exc.errno in (errno.EMFILE, errno.ENFILE):
         advice = "close files or loaders that are not needed, or raise the limit (`ulimit -n`)"
-    elif exc.errno == errno.ENOMEM:
-        advice = "free some memory, or use fewer workers"
-    else:
-        advice = "check the path and the disk"
     return StorageError(f"cannot be read: {exc.strerror or exc}; {advice}", url=path)
