@@ -211,9 +211,9 @@ def map_shards(
         counts = listing.counts if chosen is None else client.counts(listing)
     shards = [SourceShard(shard.url, shard.bytes, (shard.mtime_ns, shard.etag)) for shard in listing.shards]
     if chosen is not None and counts is not None:
-        in_each = np.split(chosen, np.cumsum(counts)[:-1])
-        shards = [shard._replace(samples=np.flatnonzero(part)) for shard, part in zip(shards, in_each, strict=True)]
-        counts = [len(np.flatnonzero(part)) for part in in_each]
+        in_each = list(map(np.flatnonzero, np.split(chosen, np.cumsum(counts)[:-1])))
+        shards = [shard._replace(samples=samples) for shard, samples in zip(shards, in_each, strict=True)]
+        counts = list(map(len, in_each))
     if any(map(storages.is_process_local, {shard.folder for shard in listing.shards})):
         workers = 1
     target = Target(dest, storages, ANY_NAMES, resume=resume, overwrite=overwrite, workers=workers, ray=ray)
@@ -248,12 +248,12 @@ def _refuse_source(destination: str, listing: Listing, storages: Storages) -> No
         raise ValueError(f"the destination {destination!r} is the folder of the shards; give another one")
 
 
-def _file_of(value: object) -> tuple[str, int, int] | None:
-    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not isinstance(path, str) or "\0" in path or not os.path.isfile(path):
-        return None
-    status = os.stat(path)
-    return path, status.st_size, status.st_mtime_ns
+def _file_of(value: object) -> tuple[int, int] | None:
+    """Return the size and time of the file that an input is the path of, or None."""
+    if isinstance(value, str | os.PathLike) and os.path.isfile(value):
+        status = os.stat(value)
+        return status.st_size, status.st_mtime_ns
+    return None
 
 
 def _code_of(function: Callable[..., Any]) -> str:

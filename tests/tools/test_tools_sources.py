@@ -99,7 +99,7 @@ def test_damaged_tensors_are_named_without_unpickling(tmp_path: Path) -> None:
         err = refusal(data, tmp_path / "dest", status=1)
         assert "error: 1 of 6 files is damaged or of another kind" in err
         assert "id-2.pt: " in err
-    assert "id-2.pt: torch.save did not write it" in err  # an archive without tensors
+    assert "id-2.pt: it is not PT (torch.save did not write it)" in err  # an archive without tensors
     assert pack(data, tmp_path / "dest", "--skip-bad")[0] == 0
     assert len(packed_samples(tmp_path / "dest")) == 5
     assert "--resize is for images" in pack(data, tmp_path / "other", "--resize", 8)[2]

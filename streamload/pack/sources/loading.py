@@ -58,25 +58,20 @@ def read_regular(path: str) -> bytes | None:
 
 
 def _check_content(extension: str, data: bytes) -> None:
-    if extension in ("npy", "pt", "pth") and not data:
-        raise ValueError("it is empty")
-    end, is_torch = 0, True
     try:
         if extension in ("json", "jsn"):
             json.loads(data)
         elif extension == "npy":
-            end = npy_layout(memoryview(data)).end
+            if len(data) < (end := npy_layout(memoryview(data)).end):
+                raise ValueError(f"the array is cut short: {len(data):,} of {end:,} bytes are there")
         elif extension in ("pt", "pth") and not data.startswith(_OLD_TORCH):  # nothing is unpickled
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                is_torch = any(name.endswith("data.pkl") for name in archive.namelist())
+                if not any(name.endswith("data.pkl") for name in archive.namelist()):
+                    raise ValueError("torch.save did not write it")
     except (zipfile.BadZipFile, OSError, NotImplementedError) as exc:
         raise ValueError(f"the file is damaged or cut short: {exc}") from exc
     except (ValueError, RecursionError) as exc:
         raise ValueError(f"it is not {extension.upper()} ({exc})") from exc
-    if not is_torch:
-        raise ValueError("torch.save did not write it")
-    if len(data) < end:
-        raise ValueError(f"the array is cut short: {len(data):,} of {end:,} bytes are there")
 
 
 def check_image_file(data: bytes, *, decodable: bool = True) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -24,8 +22,6 @@ COLUMNS_FIELD = "json"  # the field of a table's other columns
 SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # also the name of a folder
 
 _SOUNDS = ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac")
-_LABEL_LIMIT = 1 << 63
-_CODE = re.compile(r"\s*[+-]?0[0-9]|.*_")  # 01 and 1_2 are names
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _NO_NAME = re.compile(r"[^a-z0-9_-]+")
 
@@ -174,54 +170,3 @@ def numbers_of_classes(names: Sequence[str], classes: Sequence[str], where: Call
             advice = "correct it, or give a classes.json that has all"
             raise UsageError(f"{where(position)} is {name!r}, which --classes does not have ({known}); {advice}")
     return [number_of[name] for name in names]
-
-
-def numbered_labels(
-    labels: Sequence[object],
-    where: Callable[[int], str],
-    *,
-    as_names: bool = False,
-    classes: tuple[str, ...] | None = None,
-) -> tuple[list[int], tuple[str, ...] | None]:
-    """Return labels as numbers, and the names of the classes if labels are names.
-
-    Whole numbers, including `1.0`, stay. Anything else, such as `01`, is a name, numbered in sorted order; with
-    `classes` or `as_names` all labels are names. Raises UsageError, with the place of a label by `where`.
-    """
-    numbers = [whole_number(label) for label in labels]
-    for position, label in enumerate(labels):
-        if isinstance(label, bool) or not isinstance(label, str | int | float) or label == "":
-            raise UsageError(
-                f"{where(position)} is {reprlib.repr(label)}; a label is a whole number or the name of a class"
-            )
-    if not as_names and classes is None:
-        whole = [number for number in numbers if number is not None]
-        if len(whole) == len(labels):
-            if large := [number for number in whole if not -_LABEL_LIMIT <= number < _LABEL_LIMIT]:
-                raise UsageError(f"the label {large[0]} is too large; a label has 64 bits, one of them for its sign")
-            return whole, None
-        if 2 * sum(number_of(label) is not None for label in labels) > len(labels):
-            position = numbers.index(None)
-            raise UsageError(
-                f"{where(position)} is {labels[position]!r}, and most labels are numbers; correct it, or give "
-                "--labels-as-names if they are names of classes; rename a column of quantities, which is kept as json"
-            )
-    pairs = zip(labels, numbers, strict=True)
-    names = [label if isinstance(label, str) else str(label if number is None else number) for label, number in pairs]
-    classes = classes or tuple(sorted(set(names)))
-    return numbers_of_classes(names, classes, where), classes
-
-
-def number_of(value: object) -> int | float | None:
-    """Return a number, also that of a text; None for others. A text with a leading zero, as in `01`, is a name."""
-    if isinstance(value, str) and not _CODE.match(value):
-        for kind in (int, float):
-            with suppress(ValueError):
-                return kind(value)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def whole_number(value: object) -> int | None:
-    """Return 7 for 7, 7.0, `7` and `7.0`, and None for `07`, 7.5 and other values."""
-    number = number_of(value)
-    return int(number) if number is not None and number % 1 == 0 else None

@@ -9,9 +9,11 @@ import io
 import json
 import math
 import os
+import re
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,10 +32,8 @@ from streamload.pack.sources.source import (
     field_prefix,
     file_at,
     is_data,
-    number_of,
-    numbered_labels,
+    numbers_of_classes,
     unique_key,
-    whole_number,
 )
 from streamload.tar.scan import LABEL_FIELD
 from streamload.text import counted, listed
@@ -49,6 +49,8 @@ _LABEL_NAMES = (
     *("class_id", "label_id", "class_index"),
 )
 _TEXT_NAMES = ("text", "caption", "sentence", "content", "transcript", "transcription", "description")
+_LABEL_LIMIT = 1 << 63
+_CODE = re.compile(r"\s*[+-]?0[0-9]|.*_")  # 01 and 1_2 are names
 _SIGNATURES = (
     *((b"\xff\xd8\xff", "jpg"), (b"\x89PNG", "png"), (b"GIF8", "gif"), (b"BM", "bmp")),
     *((b"II*\0", "tif"), (b"MM\0*", "tif"), (b"fLaC", "flac"), (b"OggS", "ogg"), (b"ID3", "mp3")),
@@ -132,13 +134,53 @@ def samples_of_table(table: Table, options: SourceOptions, root: str | None = No
 def _labels(
     table: Table, name: str | None, options: SourceOptions
 ) -> tuple[Sequence[int | None], tuple[str, ...] | None]:
+    """Return labels as numbers, and the names of the classes if labels are names.
+
+    Whole numbers, including `1.0`, stay. Anything else is a name, numbered in sorted order; with classes, or
+    `labels_as_names`, all labels are names.
+    """
+    classes = options.classes
     if name is None:
-        if options.classes is not None or options.labels_as_names:
+        if classes is not None or options.labels_as_names:
             raise UsageError(f"{table.path!r} has no column of labels to number; name it with --label-column")
         return [None] * len(next(iter(table.columns.values()))), None
-    values = [value.strip() if isinstance(value, str) else value for value in table.columns[name]]
-    where = partial(table.where, column=name)
-    return numbered_labels(values, where, as_names=options.labels_as_names, classes=options.classes)
+    labels = [value.strip() if isinstance(value, str) else value for value in table.columns[name]]
+    numbers = list(map(_whole, labels))
+    for row, label in enumerate(labels):
+        if isinstance(label, bool) or not isinstance(label, str | int | float) or label == "":
+            reason = "a label is a whole number or the name of a class"
+            raise UsageError(f"{table.where(row, name)} is {reprlib.repr(label)}; {reason}")
+    if classes is None and not options.labels_as_names:
+        whole = [number for number in numbers if number is not None]
+        if len(whole) == len(labels):
+            if large := [number for number in whole if not -_LABEL_LIMIT <= number < _LABEL_LIMIT]:
+                raise UsageError(f"the label {large[0]} is too large; a label has 64 bits, one of them for its sign")
+            return whole, None
+        if 2 * sum(_number(label) is not None for label in labels) > len(labels):
+            row = numbers.index(None)
+            raise UsageError(
+                f"{table.where(row, name)} is {labels[row]!r}, and most labels are numbers; correct it, or give "
+                "--labels-as-names if they are names of classes; rename a column of quantities, which is kept as json"
+            )
+    pairs = zip(labels, numbers, strict=True)
+    names = [label if isinstance(label, str) else str(label if number is None else number) for label, number in pairs]
+    classes = classes or tuple(sorted(set(names)))
+    return numbers_of_classes(names, classes, partial(table.where, column=name)), classes
+
+
+def _number(value: object) -> int | float | None:
+    """Return a number, also that of a text; None for others. A text with a leading zero, as in `01`, is a name."""
+    if isinstance(value, str) and not _CODE.match(value):
+        for kind in (int, float):
+            with suppress(ValueError):
+                return kind(value)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _whole(value: object) -> int | None:
+    """Return 7 for 7, 7.0, `7` and `7.0`, and None for `07`, 7.5 and other values."""
+    number = _number(value)
+    return int(number) if number is not None and number % 1 == 0 else None
 
 
 def _choose(
@@ -164,7 +206,7 @@ def _choose(
     if keeps_rest:
         files += [name for name in free if name in stored]
         free = [name for name in free if name not in stored]
-        strings = [name for name in free if isinstance(first := table.first(name), str) and number_of(first) is None]
+        strings = [name for name in free if isinstance(first := table.first(name), str) and _number(first) is None]
         if strings and not options.keep_columns and not texts:
             text = _usual(strings, _TEXT_NAMES) or (strings[0] if strings == free else None)
             texts = [] if text is None else [text]
@@ -214,8 +256,8 @@ def _is_path(table: Table, name: str) -> bool:
 
 def _are_labels(values: Sequence[object]) -> bool:
     """Return True if half of the values are whole numbers or texts, and most texts repeat."""
-    texts = [value for value in values if isinstance(value, str) and number_of(value) is None]
-    labels = len(texts) + sum(whole_number(value) is not None for value in values)
+    texts = [value for value in values if isinstance(value, str) and _number(value) is None]
+    labels = len(texts) + sum(_whole(value) is not None for value in values)
     return 2 * labels >= len(values) and (len(values) <= 20 or 2 * len(set(texts)) <= len(values))
 
 
@@ -252,7 +294,7 @@ def _extension_by_content(content: bytes) -> str:
 def _numbers(table: Table, name: str, notes: list[str]) -> list[Any]:
     """Convert a column of texts to numbers (empty: nan) if it holds nothing else; note a single odd value."""
     values = table.columns[name]
-    numbers = [number_of(value if value.strip() else "nan") for value in values]
+    numbers = [_number(value if value.strip() else "nan") for value in values]
     known = [number for number in numbers if number == number]  # noqa: PLR0124
     odd = [row for row, number in enumerate(numbers) if number is None or math.isinf(number)]
     if odd and 2 * len(odd) < len(known):
