@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from photo import encoded
+from photo import called, encoded, rng
 
 from streamload.decode.rows import UserFunction
 from streamload.images import (
@@ -45,17 +44,6 @@ OPERATIONS: list[Any] = [
 ]
 
 
-def rng() -> np.random.Generator:
-    return np.random.default_rng(7)
-
-
-def called(operation: Any, image: NDArray[Any] = NOISE, **options: Any) -> NDArray[Any]:
-    if "rng" in inspect.signature(operation).parameters:
-        options["rng"] = rng()
-    result: NDArray[Any] = operation(image, **options)
-    return result
-
-
 def like(expected: NDArray[Any], layout: str) -> NDArray[Any]:
     """An array for results as `expected`, zero, in a memory layout."""
     if layout == "row of a batch":
@@ -70,10 +58,10 @@ def like(expected: NDArray[Any], layout: str) -> NDArray[Any]:
 @pytest.mark.parametrize("layout", ["row of a batch", "contiguous", "strided"])
 def test_what_fits_is_written_to_and_returned(operation: Any, layout: str) -> None:
     assert operation.writes_into_out is True
-    expected = called(operation)
+    expected = called(operation, NOISE)
     out = like(expected, layout)
     kept = NOISE.copy()
-    assert called(operation, out=out) is out
+    assert called(operation, NOISE, out=out) is out
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(NOISE, kept)
     if layout == "row of a batch":
@@ -84,7 +72,7 @@ def test_what_fits_is_written_to_and_returned(operation: Any, layout: str) -> No
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_what_does_not_fit_is_left_alone(operation: Any) -> None:
-    expected = called(operation)
+    expected = called(operation, NOISE)
     read_only = np.zeros_like(expected)
     read_only.flags.writeable = False
     wrong: list[Any] = [
@@ -95,7 +83,7 @@ def test_what_does_not_fit_is_left_alone(operation: Any) -> None:
         None,
     ]
     for out in wrong:
-        got = called(operation, out=out)
+        got = called(operation, NOISE, out=out)
         assert got is not out
         np.testing.assert_array_equal(got, expected)
         assert out is None or not out.any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import struct
 import zlib
@@ -14,6 +15,13 @@ from PIL import Image
 
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
+
+
+def called(operation: Any, image: Any, seed: int = 0, **options: Any) -> Any:
+    """What an operation makes, with a generator if it takes one."""
+    if "rng" in inspect.signature(operation).parameters:
+        options["rng"] = rng(seed)
+    return operation(image, **options)
 
 
 def encoded(pixels: NDArray[Any], file_format: str = "JPEG", mode: str | None = None, **options: Any) -> bytes:
