@@ -205,20 +205,15 @@ def start_workers(number: int, run: Callable[[int, int, int], NoReturn]) -> list
     """Start workers before there is a pool, if possible as forks. Return none if one fails: the pool tries again."""
     gc.freeze()  # else the first collection in each fork copies all pages with objects
     started: list[Child] = []
+    threads = "/proc/self/task"
+    may_fork = os.path.isdir(threads) and len(os.listdir(threads)) == 1
     try:
         for _ in range(number):
-            started.append(fork_worker(run) if _has_one_thread() else launch(WORKER))
+            started.append(fork_worker(run) if may_fork else launch(WORKER))
     except OSError:
         end_all(started, 0.0)
         return []
     return started
-
-
-def _has_one_thread() -> bool:
-    """Return True if this process has one thread, so that it may fork. Linux only."""
-    with suppress(OSError):
-        return len(os.listdir("/proc/self/task")) == 1
-    return False
 
 
 def end_all(children: Sequence[Child], grace_s: float) -> None:

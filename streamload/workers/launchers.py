@@ -57,13 +57,6 @@ def found_rank() -> tuple[int, int] | None:
     return None
 
 
-def dataloader_worker() -> tuple[int, int] | None:
-    """Return this torch DataLoader worker's number, and the number of workers; None in other processes."""
-    data = sys.modules.get("torch.utils.data")
-    info = None if data is None else data.get_worker_info()
-    return None if info is None else (info.id, info.num_workers)
-
-
 def local_ranks() -> int:
     """Return how many ranks run on this machine, at least 1.
 
@@ -84,7 +77,8 @@ def _local_ranks() -> tuple[int, bool]:
         count, tasks = _tasks_here(launcher.tasks_here), _number(launcher.tasks)
         if count and (tasks is None or tasks >= world_size):
             return count, True
-    return min(world_size, _cuda_devices() or world_size), False
+    cuda = sys.modules.get("torch.cuda")  # torch is not imported for this
+    return min(world_size, (cuda and cuda.device_count()) or world_size), False
 
 
 def _tasks_here(variable: str) -> int | None:
@@ -92,13 +86,6 @@ def _tasks_here(variable: str) -> int | None:
     entries = os.environ.get(variable, "").split(",")
     counts = [_REPEATED.fullmatch(entry) for entry in entries]
     return None if None in counts else max(int(count[1]) for count in counts if count)
-
-
-def _cuda_devices() -> int:
-    """Return the CUDA devices of this process; 0 if it has not loaded torch."""
-    cuda = sys.modules.get("torch.cuda")
-    devices: int = 0 if cuda is None else cuda.device_count()
-    return devices
 
 
 # -- processors ----------------------------------------------------------------------------------------------------
@@ -145,11 +132,12 @@ def check_found_rank(rank: int, world_size: int) -> None:
             f"{now[0]} of {now[1]}; make the loader after init_process_group (with Lightning in train_dataloader), or "
             "give rank= and world_size="
         )
-    worker = dataloader_worker()
-    if worker is not None and worker[1] > 1:
+    data = sys.modules.get("torch.utils.data")
+    worker = None if data is None else data.get_worker_info()
+    if worker is not None and worker.num_workers > 1:
         raise RuntimeError(
-            f"this is worker {worker[0]} of {worker[1]} of a torch DataLoader, and each of them would read all "
-            "samples: iterate over the StreamLoader itself, which has workers of its own, or give the DataLoader "
+            f"this is worker {worker.id} of {worker.num_workers} of a torch DataLoader, and each of them would read "
+            "all samples: iterate over the StreamLoader itself, which has workers of its own, or give the DataLoader "
             "num_workers=0; or make the StreamLoader in the worker, with its share as rank= and world_size="
         )
 

@@ -15,8 +15,8 @@ import pytest
 from matrix import exhaustive
 from places import Place, write_datasets
 from processes import children
-from run_in_workers import labels_of
 from servers.faults import FaultServer, Script
+from transforms import labels_of
 from tree_memory import memory_files
 
 from streamload import StreamLoader

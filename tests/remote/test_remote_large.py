@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from run_in_workers import checksum
 from servers.faults import FaultServer
+from transforms import checksum
 
 from streamload import ShardWriter, StreamLoader
 

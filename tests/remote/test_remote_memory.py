@@ -14,8 +14,8 @@ import pytest
 import torch
 from matrix import exhaustive
 from processes import children
-from run_in_workers import labels_only, large_result
 from servers.faults import FaultServer
+from transforms import labels_only, large_result
 from tree_memory import TreeMemory, anonymous_bytes
 
 from streamload import ShardWriter, StreamLoader

@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 import pytest
-from functions_of_users import fails_at_the_end, int_or_float, mistaken, noisy, note_process, slow, stacked, uneven
 from same_batches import assert_same
+from transforms import fails_at_the_end, int_or_float, mistaken, noisy, note_process, slow, stacked, uneven
 
 from streamload import Mixture, RayFeeders, StreamLoader
 from streamload.errors import ClusterError, SampleError, StreamloadError, WorkerError

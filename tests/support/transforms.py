@@ -122,3 +122,58 @@ class NeverTwiceTheSame:
 
     def __call__(self, value: int) -> int:
         return os.getpid()
+
+
+def stacked(rows: list[Any]) -> dict[str, Any]:
+    return {"sum": sum(int(row[0].sum()) for row in rows), "ragged": [np.zeros(row[1]) for row in rows]}
+
+
+def noisy(sample: tuple[Any, ...], rng: np.random.Generator) -> tuple[Any, ...]:
+    return (*sample, rng.random())
+
+
+def int_or_float(value: int) -> float:
+    return value if value != 3 else 3.5
+
+
+def uneven(sample: tuple[Any, ...]) -> Any:
+    return sample[0][: 1 + (sample[1] == 3)]
+
+
+def fails_at_the_end(sample: tuple[int, str]) -> tuple[int, str]:
+    if int(sample[1]) >= 50:
+        raise ValueError(sample[1])
+    return sample
+
+
+def mistaken(value: int) -> int:
+    if value == 5:
+        raise TypeError("a mistake")
+    return value
+
+
+def note_process(folder: str, _worker: int) -> None:
+    open(f"{folder}/{os.getpid()}", "w").close()
+
+
+def labels_of(samples: list[Any]) -> list[int]:
+    """Checks a batch, and keeps only its labels, so that little is written to slots."""
+    for array, label in samples:
+        assert int(array[0]) == label % 251
+        assert int(array[-2]) == (len(array) // 4 - 1 >> 16) & 255 ^ (label % 251)
+    return [label for _, label in samples]
+
+
+def labels_only(samples: list[Any]) -> list[int]:
+    return [label for _, label in samples]
+
+
+def checksum(sample: Any) -> Any:
+    """The checksum of a sample's data, and its label."""
+    data, label = sample
+    return zlib.crc32(data), label
+
+
+def large_result(samples: Any) -> Any:
+    """20 MiB for each sample."""
+    return np.zeros((len(samples), 20 << 20), np.uint8)
