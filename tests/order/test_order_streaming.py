@@ -11,17 +11,6 @@ from streamload.order.shard_counts import ShardCounts
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=100, lanes=1, batch_size=4, drop_last=False, pad=True)
 
 
-def test_the_first_batch_waits_for_few_shards():
-    options = dataclasses.replace(OPTIONS, window=10_000, batch_size=64)
-    known = ShardCounts(1000)
-    plan = EpochPlan(options, known, 0, 0, 1)
-    while missing := plan.missing():
-        for shard in missing:
-            known.set(shard, 1000)
-    assert plan.take(64) is not None
-    assert int((known.values >= 0).sum()) <= 3
-
-
 def test_a_start_beyond_the_end_is_refused_when_the_end_is_known():
     known = ShardCounts(2)
     plan = EpochPlan(OPTIONS, known, 0, 0, 1, start=50)

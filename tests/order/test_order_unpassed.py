@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from streamload.order.options import OrderOptions
 from streamload.order.plan import EpochPlan
-from streamload.order.runs import sequence_of_epoch
+from streamload.order.runs import sequence_of_epoch, shards_in_order
 from streamload.order.shard_counts import ShardCounts
 
 
@@ -63,3 +63,20 @@ def test_with_one_lane_all_before_the_first_sample_to_come_is_passed(start, coun
         passed.append(min(starts, default=1000))
     yet_to_come = [min((p for block in blocks[at + 1 :] for p in block), default=1000) for at in range(len(blocks))]
     assert passed == yet_to_come
+
+
+@pytest.mark.parametrize(("lanes", "world_size"), [(1, 1), (1, 3), (4, 2), (4, 4), (6, 4)])
+def test_shards_are_named_at_most_two_windows_late(lanes, world_size):
+    """Counted in numbers of a lane: a sample moves by a window, and a shard is named a window later at most."""
+    options = OrderOptions(seed=5, shuffle=True, window=30, lanes=lanes, batch_size=5, drop_last=False, pad=True)
+    counts = [10] * 240
+    plan = oracle.rank_plan(options, counts, 0, world_size)
+    order = shards_in_order(options, 240, 0).tolist()
+    per_lane = 240 // lanes
+    named = set()
+    while (block := plan.take(1)) is not None:
+        named.update(plan.finished())
+        number = int(block.ends[-1]) // lanes
+        n_passed = max(0, (number - options.window) // 10)
+        passed = {order[lane * per_lane + i] for lane in range(lanes) for i in range(n_passed)}
+        assert passed <= named
