@@ -74,15 +74,6 @@ def test_any_batch_can_be_resumed_at_another_world_and_batch_size(options, later
         assert rest == Counter(order[end:])
 
 
-@settings(deadline=None)
-@given(oracle.option_sets(), oracle.shard_counts, world_sizes, st.data())
-def test_resumed_plan_is_the_rest_of_the_plan(options, counts, world_size, data):
-    rank = data.draw(st.integers(0, world_size - 1))
-    whole = oracle.plan_batches(oracle.rank_plan(options, counts, rank, world_size))
-    for done, (end, _) in enumerate(whole, start=1):
-        assert oracle.plan_batches(oracle.rank_plan(options, counts, rank, world_size, end)) == whole[done:]
-
-
 def test_this_order_never_changes():
     plan = oracle.rank_plan(OPTIONS, [20, 0, 33, 7, 50], 0, 1, epoch=3)
     block = plan.take(20)
