@@ -12,10 +12,9 @@ import logging
 import os
 import struct
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import Any
 
 from streamload.decode.failure import error_from
 from streamload.decode.tasks import RowsDone, RowTask, ScanDone, ScanTask, Task, WorkerSetup, WorkerStarted
@@ -48,22 +47,13 @@ _GRACE_OF_THE_UNWANTED_S = 1.0
 class _Worker(WorkerLink):
     """A launched worker; owns its process."""
 
-    def __init__(
-        self,
-        number: int,
-        child: Child,
-        *,
-        on_message: Callable[[_Worker, Any], None],
-        on_lost: Callable[[_Worker], None],
-        shards: ResidentShards,
-        slots: SlotPool,
-    ) -> None:
+    def __init__(self, pool: ProcessPool, number: int, child: Child) -> None:
         self.number = number
         self.child = child
-        self.channel = AsyncChannel(child.socket, lambda message, _: on_message(self, message), lambda: on_lost(self))
-        super().__init__(
-            partial(self.channel.send, close=True), shards, slots, descriptor_limit() // WORKER_SHARDS_SHARE
-        )
+        on_message, on_lost = partial(pool.take, self), partial(pool.replace_lost, self)
+        self.channel = AsyncChannel(child.socket, lambda message, _: on_message(message), on_lost)
+        send = partial(self.channel.send, close=True)
+        super().__init__(send, pool.shards, pool.slots, descriptor_limit() // WORKER_SHARDS_SHARE)
         self.started = False
 
     def activity(self, requested: int) -> WorkerActivity | None:
@@ -101,7 +91,7 @@ class ProcessPool(Pool):
         launched: Sequence[Child],
     ) -> None:
         self._setup = WorkerSetup(0, job, import_path, log_levels)
-        self._slots = slots
+        self.slots = slots
         self._deaths: Counter[tuple[int, int]] = Counter()
         self._ends_at_failure = ends_at_failure
         self._deaths_in_a_row = 0
@@ -145,14 +135,7 @@ class ProcessPool(Pool):
     # -- workers ---------------------------------------------------------------------------------------------------
 
     def _start(self, number: int, launched: Child | None = None) -> _Worker:
-        worker = _Worker(
-            number,
-            launched or launch(WORKER),
-            on_message=self._on_message,
-            on_lost=self._on_lost,
-            shards=self.shards,
-            slots=self._slots,
-        )
+        worker = _Worker(self, number, launched or launch(WORKER))
         worker.channel.send(self._setup._replace(worker=number))
         return worker
 
@@ -172,7 +155,8 @@ class ProcessPool(Pool):
         while self._returned and (worker := self._least_busy()) is not None:
             worker.submit(self._returned.popleft())
 
-    def _on_message(self, worker: _Worker, message: Logged | RowsDone | ScanDone | WorkerStarted) -> None:
+    def take(self, worker: _Worker, message: Logged | RowsDone | ScanDone | WorkerStarted) -> None:
+        """Take a worker's message."""
         if isinstance(message, Logged):
             message.handle()  # logged here, and so sent on to the trainer
             return
@@ -204,7 +188,8 @@ class ProcessPool(Pool):
 
     # -- deaths ----------------------------------------------------------------------------------------------------
 
-    def _on_lost(self, worker: _Worker) -> None:
+    def replace_lost(self, worker: _Worker) -> None:
+        """Replace a worker whose process has ended."""
         if worker not in self.workers:
             return
         worker.channel.close()
