@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+import pkgutil
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -236,10 +236,9 @@ def map_command(
 
 
 def _loaded(named: str) -> Callable[[Any], Any]:
-    module_name, _, name = named.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
-        function: Callable[[Any], Any] = getattr(importlib.import_module(module_name), name)
+        function: Callable[[Any], Any] = pkgutil.resolve_name(named)
     except (ImportError, AttributeError, ValueError) as exc:
         raise UsageError(
             f"{named!r} cannot be imported ({exc}); write MODULE:FUNCTION, such as filters:large_enough for a function "
