@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import NamedTuple
 
 _MOUNTS = "sys/fs/cgroup"
@@ -73,13 +72,10 @@ def _folders(root: str, controller: str = "") -> Iterator[str]:
 
 
 def _own_cgroups(root: str) -> list[tuple[str, str]]:
-    found = []
-    with suppress(OSError), open(os.path.join(root, "proc/self/cgroup"), "rb") as file:
-        for line in file:
-            _, controllers, path = [*os.fsdecode(line.rstrip(b"\n")).split(":", 2), "", ""][:3]
-            if path.startswith("/") and ".." not in path.split("/"):  # ".." leads out of the namespace
-                found.append((controllers, path))
-    return found
+    lines = [line.split(":", 2) for line in _text(root, "proc/self/cgroup").splitlines()]
+    own = [(line[1], line[2]) for line in lines if len(line) == 3]
+    # ".." leads out of the namespace
+    return [(names, path) for names, path in own if path.startswith("/") and ".." not in path.split("/")]
 
 
 def _free_bytes(folder: str, files: _MemoryFiles) -> int | None:
@@ -96,7 +92,7 @@ def _free_bytes(folder: str, files: _MemoryFiles) -> int | None:
 
 def _text(folder: str, name: str) -> str:
     try:
-        with open(os.path.join(folder, name), encoding="ascii", errors="replace") as file:
+        with open(os.path.join(folder, name), encoding="utf-8", errors="surrogateescape") as file:
             return file.read().strip()
     except OSError:
         return ""
