@@ -91,19 +91,15 @@ def show_command(
         batch = [dict(zip(stored, sample, strict=True)) for sample in batch]
     from PIL import Image
 
-    number = counted(len(batch), "sample")
-    which = f"the first {number}" if seed is None else f"{number} at random by seed {seed}"
+    count = counted(len(batch), "sample")
+    which = f"the first {count}" if seed is None else f"{count} at random by seed {seed}"
     cells = [_cell(sample, classes) for sample in batch]
     columns = min(columns, len(cells))
-    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
-    heights = [max(cell.height for cell in row) + _MARGIN for row in rows]
-    y = 2 * _MARGIN + _LINE * 2
-    sheet = Image.new("RGB", (_MARGIN + columns * (_CELL + _MARGIN), y + sum(heights)), _PAPER)
+    top, width, height = 2 * _MARGIN + _LINE * 2, _CELL + _MARGIN, max(cell.height for cell in cells) + _MARGIN
+    sheet = Image.new("RGB", (_MARGIN + columns * width, top - (-len(cells) // columns) * height), _PAPER)
     _write(sheet, _MARGIN, _MARGIN, [f"{without_secrets(urls[0])}{' and others' if len(urls) > 1 else ''}", which])
-    for row, height in zip(rows, heights, strict=True):
-        for column, cell in enumerate(row):
-            sheet.paste(cell, (_MARGIN + column * (_CELL + _MARGIN), y))
-        y += height
+    for number, cell in enumerate(cells):
+        sheet.paste(cell, (_MARGIN + number % columns * width, top + number // columns * height))
     replace_file(output, lambda file: sheet.save(file, format=kind), durable=False)
     print_line(f"{output}: {which}, {sheet.width} x {sheet.height} pixels")
 
