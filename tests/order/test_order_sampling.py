@@ -50,14 +50,18 @@ def slow_line(options: OrderOptions, counts: list[int], epoch: int, numbers: lis
             sequence += [(row, (number, 0)) for number, row in enumerate(draws)]
         return sequence
     assert isinstance(sampling, Stretched)
-    first = epoch * sampling.epoch_size
-    endless, number = [], first // len(everything)
-    while len(endless) < first % len(everything) + sampling.epoch_size:
-        shards = shuffled(options, len(counts), number)
-        done = number - first // len(everything)
-        endless += [((shard, sample), (sample, done)) for shard in shards for sample in range(counts[shard])]
+    selected = np.ones(len(everything), bool) if sampling.selected is None else sampling.selected
+    kept: list[list[Row]] = [[] for _ in counts]
+    for row, is_selected in zip(everything, selected, strict=True):
+        kept[row[0]] += [row] * bool(is_selected)
+    first, total = epoch * sampling.epoch_size, sum(map(len, kept))
+    endless, number = [], first // total
+    while len(endless) < first % total + sampling.epoch_size:
+        done = number - first // total
+        for shard in shuffled(options, len(counts), number):
+            endless += [(row, (place, done)) for place, row in enumerate(kept[shard])]
         number += 1
-    return endless[first % len(everything) :][: sampling.epoch_size]
+    return endless[first % total :][: sampling.epoch_size]
 
 
 def slow_order(options: OrderOptions, line: list[tuple[Row, Row]], epoch: int) -> list[tuple[int, int, int, int]]:
@@ -80,7 +84,8 @@ def chosen(draw: st.DrawFn) -> tuple[OrderOptions, list[int], list[int]]:
     sampling: Sampling
     match draw(st.sampled_from(["stretched", "weighted", "sampled"])):
         case "stretched":
-            sampling = Stretched(size)
+            selected = draw(st.none() | st.lists(st.booleans(), min_size=total, max_size=total).filter(any))
+            sampling = Stretched(size, None if selected is None else np.array(selected))
         case "weighted":
             groups = draw(st.integers(1, 4))
             group = draw(st.lists(st.integers(0, groups - 1), min_size=total, max_size=total))
