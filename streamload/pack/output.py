@@ -38,7 +38,7 @@ def shown_time(seconds: float) -> str:
 
 
 class Progress:
-    """Report progress on standard error: a line every five seconds, or a line that changes on a terminal."""
+    """Report progress on standard error: a line every five seconds, or one that changes on a terminal."""
 
     def __init__(self, label: str, total: int, unit: str) -> None:
         self._label, self._total, self._unit = label, total, unit

@@ -64,9 +64,7 @@ def pack(
 
     Readers refuse the destination until it is complete. Equal samples give equal bytes for any number of workers. After
     a kill, the same call with `resume=True` continues to the same bytes: shards are kept if their inputs and the
-    function's own source are unchanged; other code that the function uses is not compared.
-
-    Some inputs (one in sixteen, at most 128) are packed twice, to estimate how many fill a shard.
+    function's own source are unchanged. Some inputs are packed twice, to estimate how many fill a shard.
 
     Args:
         function: takes an input; returns a sample as for `ShardWriter.write`, yields samples, or returns None. It is
@@ -81,7 +79,7 @@ def pack(
         storage_options: as for `StreamLoader`.
         filesystem: an fsspec filesystem to write with, as for `StreamLoader`.
         ray: the address of a Ray cluster to pack on, or "auto" for this machine's. Inputs, and a local destination,
-            must be on a file system that all nodes share. `workers` is the number of tasks in flight.
+            must be on a file system that all nodes share. `workers` is the number of tasks at once.
 
     Raises:
         StreamloadError: the function fails or returns an invalid sample (the message has the input's number), or a
@@ -169,9 +167,9 @@ def map_shards(
 ) -> None:
     """Write a dataset of a function's results for another dataset's samples, in their order and with their keys.
 
-    Each shard becomes one of the same name (numbered, if shards of different folders share a name), unless `max_bytes`
-    or `max_count` is given: then consecutive shards are merged as far as they fit, and larger ones are split. Bytes,
-    resuming, and incomplete destinations are as for `pack`.
+    Each shard becomes one of the same name (numbered, if folders share names), unless `max_bytes` or `max_count` is
+    given: then consecutive shards are merged as far as they fit, and larger ones are split. Bytes and resuming are as
+    for `pack`.
 
     Args:
         function: takes a sample, a dict of its fields' bytes with "__key__" and "__url__"; returns the new sample (with

@@ -1,7 +1,6 @@
 """Plan tasks, run them into a destination, and record them; until the index is written, readers refuse it.
 
-Each task makes one shard (more if it does not fit) and a record of them. Tasks may run on other machines, and
-repeatedly; they depend only on their inputs and options. `run.json` names all shards that may exist.
+A task makes one shard (more if it does not fit) and a record, from its inputs and options alone, on any machine.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ def digest_of(*parts: object) -> str:
 def run_task(target: Target, task: Task) -> Record:
     """Write the shards of a task, then its record; store nothing if faults may not be skipped.
 
-    Names of additional shards sort before the next task's. Raises StreamloadError, ValueError, OSError.
+    Raises StreamloadError, ValueError, OSError.
     """
     stem = task.name.removesuffix(".tar")
     shards = ConsecutiveShards(
@@ -187,8 +186,7 @@ def numbered(spans: Iterable[Span]) -> list[tuple[Span, str]]:
 def estimated_spans(pool: Pool, works: Sequence[Work], max_bytes: int | None, max_count: int | None) -> list[Span]:
     """Split items, given the work of packing each, into equal spans that fill a shard to about nine tenths.
 
-    One item in sixteen, at most 128, evenly spaced, is packed on trial. There are at least sixteen spans, to keep many
-    processes busy, unless spans would be shorter than sixteen items.
+    One item in sixteen, at most 128, is packed on trial. There are at least sixteen spans, if each has sixteen items.
     """
     count = len(works)
     number = min(_MOST_MEASURED, count // _SHARDS_AT_LEAST)
@@ -214,14 +212,12 @@ def pack_into(
     splits: Sequence[str] = ("",),
     classes: Sequence[str] | None = None,
 ) -> list[Record] | None:
-    """Run the unfinished tasks of a plan, and complete the destination; return the records in order.
-
-    Returns None if the destination is already complete.
+    """Run a plan's unfinished tasks, and complete the destination; return the records, or None if it is complete.
 
     Args:
         target: where and how to write shards.
-        plan: returns the tasks in the order of their shards, for any number of workers.
-        check: called with all records before the index is written; may raise to end the run.
+        plan: returns the tasks in the order of their shards.
+        check: called with all records before the index is written; may raise.
         label: the activity, for the progress.
         unit: the tasks' items, in the plural.
         splits: the folders in the destination, or "" for itself.
