@@ -11,11 +11,10 @@ import fsspec
 import numpy as np
 import pytest
 from backports import zstd
-from image_folders import files_below, images, pack, run
+from image_folders import files_below, run
 from indexed_shards import read_index, table_in
-from remote_places import Place, new_place
+from remote_places import Place
 from servers.nginx import WebServer
-from servers.rclone import S3Server
 from written_shards import assert_same_tables
 
 from streamload import ShardWriter, StreamLoader
@@ -25,17 +24,6 @@ from streamload.storage.storages import Storages
 from streamload.tar.scan import scan_shard
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
-
-
-@pytest.fixture
-def bucket(rclone_s3: S3Server, tmp_path: Path) -> Place:
-    return new_place(rclone_s3, tmp_path)
-
-
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
-    assert pack(images(tmp_path), tmp_path / "data", "--max-count", 5, "--no-shuffle")[0] == 0
-    return tmp_path / "data"
 
 
 def put(dataset: Path, bucket: Place) -> Place:

@@ -8,17 +8,11 @@ import pytest
 import webdataset
 from image_folders import files_below, images, pack
 from matrix import exhaustive
-from remote_places import Place, new_place
-from servers.rclone import S3Server
+from remote_places import Place
 
 from streamload.errors import StorageError
 from streamload.index.dataset_index import DatasetIndex
 from streamload.storage.object_storage import ObjectStorage
-
-
-@pytest.fixture
-def bucket(rclone_s3: S3Server, tmp_path: Path) -> Place:
-    return new_place(rclone_s3, tmp_path)
 
 
 def packed(bucket: Place, source: Path, *options: object) -> tuple[int, str, str]:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from image_folders import encoded, run
-from remote_places import new_place
-from servers.rclone import S3Server
+from remote_places import Place
 
 from streamload import ShardWriter, StreamLoader, images
 from streamload.cli import main as streamload
@@ -70,10 +69,7 @@ def test_stats_counts_samples_fields_and_labels(dataset: Path) -> None:
     assert stats_of(dataset, "--where", "label == 0")["samples"] == 30
 
 
-def test_stats_are_the_same_without_an_index_and_from_a_bucket(
-    dataset: Path, tmp_path: Path, rclone_s3: S3Server
-) -> None:
-    bucket = new_place(rclone_s3, tmp_path)
+def test_stats_are_the_same_without_an_index_and_from_a_bucket(dataset: Path, bucket: Place) -> None:
     for path in dataset.glob("*.tar"):
         shutil.copy(path, bucket.folder)
     with_index = stats_of(dataset)
@@ -113,8 +109,7 @@ def test_pixels_agree_with_numpy_and_normalize_reads_them(photos: Path, tmp_path
 
 
 @pytest.mark.exhaustive
-def test_pixels_in_a_bucket(rclone_s3: S3Server, photos: Path, tmp_path: Path) -> None:
-    bucket = new_place(rclone_s3, tmp_path)
+def test_pixels_in_a_bucket(bucket: Place, photos: Path) -> None:
     shutil.copytree(photos, bucket.folder, dirs_exist_ok=True)
     status, out, _ = run(streamload.app, "stats", bucket.url, "--pixels", *bucket.options)
     assert status == 0

@@ -12,18 +12,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from image_folders import files_below, images, pack, run
+from image_folders import files_below, run
 from indexed_shards import read_index, table_in, write_index
 
 from streamload.cli import main as streamload
 from streamload.index.dataset_index import IndexedShard
 from streamload.index.listing import list_shards
-
-
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
-    assert pack(images(tmp_path), tmp_path / "data", "--max-count", 5, "--no-shuffle")[0] == 0
-    return tmp_path / "data"
 
 
 def without_index(dataset: Path) -> Path:
