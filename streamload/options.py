@@ -309,7 +309,8 @@ class Options:
             if name.startswith("__") and name not in SAMPLE_NAMES:
                 raise ValueError(f"fields={wanted!r}: besides fields there are {' and '.join(SAMPLE_NAMES)} only")
         optional = {entry for entry, is_optional in entries if is_optional}
-        wrong = next((entry for entry, _ in entries if "?" in entry), None)
+        twice = optional.intersection(entry for entry, is_optional in entries if not is_optional)
+        wrong = next((entry for entry, _ in entries if "?" in entry or entry in twice), None)
         if wrong is not None:
             raise ValueError(
                 f"fields={wanted!r}: {wrong!r} cannot be; one question mark behind a field makes it optional: "
