@@ -114,11 +114,13 @@ class Scans:
         for shard, arriving in list(itertools.islice(self._arriving.items(), SCANNED_PARTS)):  # thousands may follow
             if left <= 0:
                 break
-            (start, needs), total = self._tables.next_scan(shard), fetcher.state_of(shard).total_bytes
-            parts, first = range(1), start // PART_BYTES
+            start, needs = self._tables.next_scan(shard)
+            end, total = fetcher.arrived_from(shard, start)
+            parts, missing = range(1), _GUESSED_PARTS
             if total is not None and shard not in fetcher.compressed:
-                parts = range(first, -(-min(total, max(needs, (first + left) * PART_BYTES)) // PART_BYTES))
-            left -= _GUESSED_PARTS if total is None else max(1, len(parts))
+                parts = range(start // PART_BYTES, -(-min(total, max(needs, end + left * PART_BYTES)) // PART_BYTES))
+                missing = parts.stop - -(-end // PART_BYTES)
+            left -= missing
             self._request_parts(shard, arriving, parts)
             with Attempt() as attempt:
                 fetcher.window.are_present([part_key(shard, number) for number in parts])
