@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from itertools import accumulate, pairwise
@@ -137,8 +137,23 @@ class TableRun(NamedTuple):
         """Return the table of one shard of the run."""
         if len(self.about) == 1:
             return self.table
-        table = self.table.only(np.arange(self.firsts[number], self.firsts[number + 1]))
-        return replace(table, shard_bytes=self.shard_bytes[number], skipped=_described(self.about[number])[1])
+        # By slices: five times as fast as `ShardTable.only`.
+        table, start, end = self.table, self.firsts[number], self.firsts[number + 1]
+        starts, keys = table.sample_start[start : end + 1], table.key_start[start : end + 1]
+        members = slice(int(starts[0]), int(starts[-1]))
+        return ShardTable(
+            shard_bytes=self.shard_bytes[number],
+            fields=table.fields,
+            member_offset=table.member_offset[members],
+            member_size=table.member_size[members],
+            member_field=table.member_field[members],
+            sample_start=starts - starts[0],
+            key_bytes=table.key_bytes[int(keys[0]) : int(keys[-1])],
+            key_start=keys - keys[0],
+            member_crc32=None if table.member_crc32 is None else table.member_crc32[members],
+            labels=None if table.labels is None else table.labels[start:end],
+            skipped=_described(self.about[number])[1],
+        )
 
 
 def _unpack(content: bytes, starts: Sequence[int], ends: Sequence[int]) -> TableRun:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError, StreamloadError, without_secrets
@@ -89,6 +90,11 @@ class Listing:
     owners: tuple[int, ...] = ()
     sidecar_fields: tuple[str, ...] = ()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By columns: four times as fast as pickling each shard.
+        columns = [tuple(zip(*shards, strict=True)) for shards in (self.shards, self.sidecars)]
+        return _from_columns, (columns, self.counts, self.fields, self.owners, self.sidecar_fields)
+
     @property
     def numbered(self) -> tuple[Shard, ...]:
         """Return all shards and sidecars."""
@@ -116,6 +122,11 @@ class Listing:
         """Return the shard of a sidecar, or the shard itself."""
         count = len(self.shards)
         return number if number < count else self.owners[number - count]
+
+
+def _from_columns(columns: Sequence[Any], counts: Any, fields: Any, owners: Any, sidecar_fields: Any) -> Listing:
+    shards, sidecars = (tuple(map(Shard._make, zip(*each, strict=True))) for each in columns)
+    return Listing(shards, counts, fields, sidecars, owners, sidecar_fields)
 
 
 def list_shards(
@@ -151,9 +162,15 @@ def list_shards(
         DatasetIndexError: an index is broken, or missing for a sidecar; or the shards are unfinished.
     """
     storages = Storages() if storages is None else storages
-    listing = _listed(urls, index, storages, indexes_read)
-    for sidecar in join:
-        listing = _with_sidecar(listing, _listed(sidecar, None, storages, indexes_read), sidecar)
+    collects = gc.isenabled()
+    gc.disable()  # in a large program, collections take a third of the time of a very long listing
+    try:
+        listing = _listed(urls, index, storages, indexes_read)
+        for sidecar in join:
+            listing = _with_sidecar(listing, _listed(sidecar, None, storages, indexes_read), sidecar)
+    finally:
+        if collects:
+            gc.enable()
     return listing
 
 
@@ -177,7 +194,7 @@ def _listed(
             finder.refuse_unfinished(folder, name)
             shards.append(Shard(url, name, size, mtime_ns, folder, etag))
             continue
-        if size != UNKNOWN_BYTES:
+        if size != UNKNOWN_BYTES and (size, etag) != (entry.bytes, entry.etag):
             Pin(entry.bytes, entry.etag, indexed=True).check(url, size, etag)
         shards.append(Shard(url, name, size, mtime_ns, folder, etag, known.folder))
         counts.append(entry.samples)
