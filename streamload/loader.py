@@ -80,7 +80,8 @@ class StreamLoader(OpenDataset):
             "__key__" and "__url__" may be among them. None gives dicts of all fields.
         transform: a function of a sample, or a mapping from fields to functions of their values. A parameter named
             `rng` gets a `numpy.random.Generator`; for others `random`, `numpy.random` and torch are seeded. Randomness
-            depends on `seed`, the epoch and the sample alone. May be set later, for the next pass.
+            depends on `seed`, the epoch and the sample alone. `async def` functions of a batch run concurrently. May be
+            set later, for the next pass.
         num_workers: worker processes; "auto" is this rank's share of the processors; give more if functions sleep. 0
             makes batches in the caller's thread. `RayFeeders(4, num_cpus=8)` makes the same batches on other nodes of a
             Ray cluster: in four feeders, each with eight workers and its own `memory_budget`.

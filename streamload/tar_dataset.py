@@ -339,7 +339,8 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         return labels if self._selected is None else labels[self._selected]
 
     def close(self) -> None:
-        """Close this process's open shards; the next sample reopens them."""
+        """Close this process's open shards, and this thread's event loop; the next sample reopens them."""
+        self._maker().close()
         if self._access is not None and self._access.process_id == os.getpid():
             self._access.close()
 

@@ -168,7 +168,8 @@ class TaskRunner:
         return None
 
     def close(self) -> None:
-        """Close all shards and slots."""
+        """Close all shards and slots, and the event loop of user functions."""
+        self.rows.close()
         self._shards.close()
         self._slots.close()
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
+from inspect import isawaitable, iscoroutinefunction
+from itertools import chain
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +19,7 @@ from numpy.typing import NDArray
 from streamload.arguments import by_field
 from streamload.decode.array_files import BeyondBudgetError
 from streamload.decode.collate import PlacedRows, Rows
-from streamload.decode.failure import SystemExitError, failure_here, failure_of, in_words
+from streamload.decode.failure import Attempt, SystemExitError, failure_here, failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardReader, Work, field_of
 from streamload.decode.seeding import GlobalSeeds
 from streamload.decode.tasks import SAMPLE_NAMES, Column, Job, RowFailure, RowTable, Transform
@@ -23,6 +28,8 @@ from streamload.images.operations import Compose, ToTensor, is_ours, steps_of
 from streamload.images.placing import takes
 from streamload.order.randomness import SampleRandomness
 from streamload.tar.table import MISSING
+
+T = TypeVar("T")
 
 PROGRAM_ERRORS = (
     *(NameError, AttributeError, TypeError, ImportError, SyntaxError, NotImplementedError, MemoryError),
@@ -101,6 +108,69 @@ class UserFunction:
         return self._from_encoded(data, rng, out) if self.takes_out else self._from_encoded(data, rng)
 
 
+class _AwaitedFunction(UserFunction):
+    """A function of a job with coroutines, which may be the function, or the decoder before it."""
+
+    async def __call__(self, value: Any, rng: Any, out: Any = None) -> Any:
+        """Await the value if it is awaitable, call the function, and await the result likewise."""
+        result = super().__call__(await value if isawaitable(value) else value, rng, out)
+        if not isawaitable(result):
+            return result
+        try:
+            return await result
+        except SystemExit as error:
+            raise TransformRaisedError(SystemExitError(error)) from error
+        except Exception as error:
+            raise TransformRaisedError(error) from error
+
+
+def _is_async(function: Any) -> bool:
+    return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
+
+
+class EventLoop:
+    """Run coroutines of user functions, always in one event loop, so that what they open in it can be kept.
+
+    A fork gets a loop of its own. While the caller's loop runs, as in a notebook, a thread runs this one.
+    """
+
+    def __init__(self) -> None:
+        self._process = 0
+        self._close: Callable[[], object] = lambda: None
+
+    def close(self) -> None:
+        """Close the loop, and cancel what still runs in it; later coroutines get another one. Idempotent."""
+        self._process = 0
+        self._close()
+
+    def gather(self, coroutines: Iterable[Awaitable[T]]) -> list[T]:
+        """Run coroutines concurrently; return their results."""
+        import asyncio  # here, since few jobs need it
+        from selectors import PollSelector
+
+        async def all_of_them() -> list[T]:
+            return await asyncio.gather(*coroutines)
+
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            # Unlike by epoll, a fork that closes its copy of the loop does not break the parent's.
+            self._runner = asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(PollSelector()))
+            self._close = weakref.finalize(self, _outside_of_loops, self._runner.close)
+        return _outside_of_loops(lambda: self._runner.run(all_of_them()))
+
+
+def _outside_of_loops(call: Callable[[], T]) -> T:
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return call()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
+
+
 def _name_of(function: Any) -> str:
     while isinstance(function, partial):
         function = function.func
@@ -147,12 +217,12 @@ class Transforms(NamedTuple):
     on_sample: UserFunction | None
 
     @classmethod
-    def of(cls, transform: Transform | None) -> Transforms:
+    def of(cls, transform: Transform | None, kind: type[UserFunction]) -> Transforms:
         """Wrap the user's argument."""
         if isinstance(transform, Mapping):
-            functions = {key: UserFunction(function) for key, function in transform.items()}
+            functions = {key: kind(function) for key, function in transform.items()}
             return cls(by_field("transform", functions), None)
-        return cls({}, None if transform is None else UserFunction(transform))
+        return cls({}, None if transform is None else kind(transform))
 
 
 class _Transformed:
@@ -188,8 +258,12 @@ class RowMaker:
 
     def __init__(self, job: Job, *, in_callers_process: bool = False, one_by_one: bool = False) -> None:
         self._job = job
-        general = Transforms.of(job.transform)
-        own = [general if mine is None else Transforms.of(mine) for _, mine in job.own_transforms]
+        functions = [job.decode, job.transform, *(mine for _, mine in job.own_transforms)]
+        each = chain.from_iterable(some.values() if isinstance(some, Mapping) else (some,) for some in functions)
+        self._loop = EventLoop() if any(map(_is_async, each)) else None
+        kind = UserFunction if self._loop is None else _AwaitedFunction
+        general = Transforms.of(job.transform, kind)
+        own = [general if mine is None else Transforms.of(mine, kind) for _, mine in job.own_transforms]
         self._transforms = own or [general]
         of_fields = [function for each in self._transforms for function in each.by_field.values()]
         on_samples = [each.on_sample for each in self._transforms if each.on_sample is not None]
@@ -241,7 +315,7 @@ class RowMaker:
             ]
             place = number + len(SAMPLE_NAMES) if fields is None else places[number]
             of_column = blocks.get(place) if blocks and is_regular else None
-            if any(functions):
+            if any(functions) or (self._loop is not None and not self._reader.is_built_in(column)):
                 columns.append(PlacedRows(work.count, of_column))
                 transformed.append(_Transformed(column, functions, columns[-1]))
                 continue
@@ -256,6 +330,11 @@ class RowMaker:
             self._transform_samples(work)
         work.progress[0] = -1
         return work
+
+    def close(self) -> None:
+        """Close the event loop of user functions, if there is one. Idempotent."""
+        if self._loop is not None:
+            self._loop.close()
 
     def _datasets(self, work: Work) -> list[int]:
         if len(self._transforms) == 1:
@@ -280,11 +359,49 @@ class RowMaker:
                     functions = current.functions[datasets[row]]
                     current.values[row] = self._transformed_value(work, current, functions, row, rng)
 
+        making: dict[int, _Transformed] = {}
+
+        async def make_row(row: int) -> None:
+            rng = deepcopy(random.generator(*names[row])) if takes_rng else None  # the next row's call changes it
+            for field in transformed:
+                making[row], functions = field, field.functions[datasets[row]]
+                self.seeds.seed(random, *names[row])
+                value = self._transformed_value(work, field, functions, row, rng)
+                if isawaitable(value):
+                    value = await value
+                field.values[row] = self._checked(value) if functions else value
+
+        if self._loop is not None:
+            started = perf_counter()
+            self._gather(work, make_row, lambda row, error: self._failed(work, making[row].column, row, error))
+            fields = ", ".join(field.column.name for field in transformed)
+            work.record(f"transform_s/{fields}", perf_counter() - started)
+            return
         work.each_row(make, lambda row, error: self._failed(work, current.column, row, error))
         for field in transformed:
             name = field.column.name
             work.record(f"decode_s/{name}", field.decode_s)
             work.record(f"transform_s/{name}: {_shown(field.every_function)}", field.transform_s)
+
+    def _gather(
+        self, work: Work, make: Callable[[int], Awaitable[None]], failed: Callable[[int, Exception], RowFailure]
+    ) -> None:
+        """Run a coroutine for each row that has not failed, all at once; a row at which it raises fails."""
+
+        async def attempt_row(row: int) -> Exception | None:
+            with Attempt(exits=True) as attempt:
+                await make(row)
+            try:
+                return attempt.error
+            finally:
+                attempt.error = None  # its frames refer to this one: a cycle would keep the event loop
+
+        assert self._loop is not None
+        work.progress[0] = -1
+        rows = [row for row in range(work.count) if row not in work.failures]
+        for row, error in zip(rows, self._loop.gather(map(attempt_row, rows)), strict=True):
+            if error is not None:
+                work.failures[row] = failed(row, error)
 
     def _transformed_value(
         self, work: Work, field: _Transformed, functions: dict[str, UserFunction], row: int, rng: Any
@@ -333,8 +450,20 @@ class RowMaker:
                 rng = random.generator(*names[row]) if function.takes_rng else None
                 values[row] = self._checked(function(rows.row(row), rng))
 
+        async def make_row(row: int) -> None:
+            function = functions[datasets[row]]
+            if function is None:
+                values[row] = rows.row(row)
+                return
+            self.seeds.seed(random, *names[row])
+            rng = deepcopy(random.generator(*names[row])) if function.takes_rng else None
+            values[row] = self._checked(await function(rows.row(row), rng))
+
         started = perf_counter()
-        work.each_row(make, partial(self._failed, work, None))
+        if self._loop is None:
+            work.each_row(make, partial(self._failed, work, None))
+        else:
+            self._gather(work, make_row, partial(self._failed, work, None))
         work.record(f"transform_s/{_shown(each for each in functions if each)}", perf_counter() - started)
         work.rows = Rows(work.count, values=values)
 
