@@ -516,15 +516,9 @@ class BatchStream:
         if not batches:
             begins_next = self._works_ahead and ahead.exhausted and ahead.start is self.requested
             if begins_next:
-                start = ahead.start
-                following = replace(start, epoch=start.epoch + 1, position=0, number=start.number + 1)
-                self._ahead = Lookahead(self._engine, following)
+                start = replace(ahead.start, epoch=ahead.start.epoch + 1, position=0, number=ahead.start.number + 1)
+                self._ahead = Lookahead(self._engine, start)
             return begins_next
-        self._submit(batches)
-        ahead.release_finished()
-        return True
-
-    def _submit(self, batches: list[Batch]) -> None:
         number, start, planned = next(self._engine.scans.numbers), batches[0].start, batches[0].planned
         for batch in batches:
             batch.slot = self._engine.slots.take()
@@ -544,6 +538,8 @@ class BatchStream:
         if attempt.error is not None:
             self.end_task(number, None)
             raise attempt.error
+        ahead.release_finished()
+        return True
 
     def _ready(self, batch: Batch) -> ReadyBatch:
         done, tables, failed = batch.done, self._engine.tables, []
