@@ -245,7 +245,7 @@ def pack_into(
                 with Progress(label, sum(items.values()), unit) as progress:
                     progress.advance(sum(map(items.__getitem__, run.records)), 0)
                     for record in pool(partial(run_task, target, task) for task in todo):
-                        run.records[record.digest] = record
+                        run.add(record)
                         progress.advance(items[record.digest], sum(shard.info.bytes for shard in record.shards))
             records = [run.records[task.digest] for task in tasks]
             check(records)
@@ -398,17 +398,20 @@ class _Run:
             if digest not in keep:
                 self._storage.delete(url)
 
-    def finish(self, records: Sequence[Record], classes: Sequence[str] | None) -> None:
-        """Write the indexes and the names of the classes; then remove marks and state.
+    def add(self, record: Record) -> None:
+        """Add a task's record. Raises StorageError if its shards are not visible here."""
+        for shard in record.shards if self._path is not None else ():
+            path = f"{self._folders[record.split].folder}/{shard.name}"
+            if not os.path.exists(path):
+                message = "this shard was finished, but is not here; give a bucket, or a folder that all nodes have"
+                raise StorageError(message, url=path)
+        self.records[record.digest] = record
 
-        Raises StorageError if a shard is not visible here.
-        """
+    def finish(self, records: Sequence[Record], classes: Sequence[str] | None) -> None:
+        """Write the indexes and the names of the classes; then remove marks and state."""
         for split in self._splits:
             shards = [shard for record in records if record.split == split for shard in record.shards]
             folder = self._folders[split]
-            if missing := {shard.name for shard in shards}.difference(folder.existing(self._target.naming)):
-                message = "this shard was finished, but is not here; give a bucket, or a folder that all nodes have"
-                raise StorageError(message, url=f"{folder.folder}/{min(missing)}")
             if shards:
                 folder.index.update_with_tables(indexed(shards))
             if shards and classes is not None:

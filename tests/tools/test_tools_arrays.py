@@ -14,7 +14,9 @@ import pytest
 import torch
 from image_folders import files_below, pack, packed_samples, packs, refusal
 
-from streamload import ShardWriter, StreamLoader
+from streamload import ShardWriter, StreamLoader, StreamloadError
+from streamload.pack.sources.arrays import open_arrays, row_content, rows_of_arrays
+from streamload.pack.sources.source import SourceOptions
 
 X = np.arange(60, dtype=np.float32).reshape(10, 2, 3)
 Y = np.arange(10) % 3
@@ -34,6 +36,16 @@ def test_a_compressed_archive_that_was_rewritten_is_read_anew(tmp_path: Path) ->
             assert next(iter(loader))[0].unique().tolist() == [value]
 
 
+@open_arrays()
+def test_arrays_that_are_rewritten_while_they_are_packed(tmp_path: Path) -> None:
+    np.save(tmp_path / "data.npy", X)
+    (row, *_), *_ = (sample.members for sample in rows_of_arrays(str(tmp_path / "data.npy"), SourceOptions()).samples)
+    assert row_content(row) == npy(X[0])
+    os.utime(tmp_path / "data.npy", (0, 0))
+    with pytest.raises(StreamloadError, match="changed while it was packed"):
+        row_content(row)
+
+
 def test_rows_are_what_a_shard_writer_writes_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(tmp_path / "data.npz", X=X, y=Y, weight=np.linspace(0, 1, 10), name=np.array([f"n{n}" for n in range(10)]))
     with ShardWriter(tmp_path / "written", max_count=4) as writer:
@@ -41,7 +53,7 @@ def test_rows_are_what_a_shard_writer_writes_of_them(tmp_path: Path, monkeypatch
         writer.write_arrays(X=arrays["X"], weight=arrays["weight"], name=arrays["name"], cls=arrays["y"])
     monkeypatch.setattr(np, "load", None)  # nothing is read as a whole
     out, err = packs(tmp_path / "data.npz", tmp_path / "dest", "--no-shuffle", "--max-count", 4)
-    assert "labels are column 'y'" in err
+    assert "files are arrays 'X', 'weight', 'name'; labels are array 'y'" in err
     assert 'fields=("x.npy", "weight.npy", "name.npy", "cls"))' in out
     assert files_below(tmp_path / "dest") == files_below(tmp_path / "written")
     with StreamLoader(tmp_path / "dest", 10, fields=("x.npy", "cls"), num_workers=0) as loader:
@@ -86,7 +98,7 @@ class Bomb:
         ({}, [], "holds no array"),
         ({"y": Y}, [], "holds labels alone"),
         ({"x": X}, ["--label-column", "z"], "has no column 'z'; its columns are x"),
-        ({"x": X, "z": Y}, ["--label-column", "x"], "data.npz', row 0, column 'x' is [[0.0, "),
+        ({"x": X, "z": Y}, ["--label-column", "x"], "data.npz', row 0, array 'x' is [[0.0, "),
         ({"x": X}, ["--classes", "{0}/c.json"], "has no column of labels to number"),
         ({"x": X}, ["--keep-columns", "--stems"], "--stems and --keep-columns would have no effect on a file of"),
         ({"x": X}, ["--labels", "{0}/c.json"], "--labels would have no effect"),

@@ -132,7 +132,7 @@ def test_any_file_may_stand_in_a_table(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
     rows = [
         {"path": "1.wav", "other": "1.json", "label": 3, "text": "a", "more": 0.5},
-        {"path": "v1.2.tokens.npy.gz", "other": "1.json", "label": 4, "text": "b", "more": None},
+        {"path": "v1.2.tokens.npy.gz", "other": "1.json", "label": 4, "text": "b", "more": math.nan},
     ]
     columns = ["--path-column", "path", "--path-column", "other", "--text-column", "text", "--text-column", "more"]
     packs(table(tmp_path / "t.parquet", rows), tmp_path / "dest", *columns)

@@ -64,7 +64,7 @@ def rows_of_arrays(path: str, options: SourceOptions) -> Source:
         size = len(_row_header(first.dtype, first.shape)) + first.nbytes
         rows = [SourceFile(path, field, size=size, mtime_ns=mtime_ns, array=name, row=row) for row in range(count)]
         columns[name] = array.tolist() if name == label else rows
-    return samples_of_table(Table(path, columns, lambda row: f"row {row}"), options)
+    return samples_of_table(Table(path, columns, lambda row: f"row {row}", noun="array"), options)
 
 
 @contextmanager
@@ -78,6 +78,8 @@ def open_arrays() -> Iterator[None]:
 
 def row_content(row: SourceFile) -> bytes:
     """Return the npy file of a row. Raises OSError, and StreamloadError if the arrays' file changed."""
+    if os.stat(row.path).st_mtime_ns != row.mtime_ns:
+        raise StreamloadError(f"{row.path!r} changed while it was packed; run the same command again")
     values = np.asarray(_arrays_in(row.path, row.mtime_ns)[row.array or ""][row.row])
     return _row_header(values.dtype, values.shape) + values.tobytes()
 
@@ -90,10 +92,8 @@ def _row_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 @lru_cache(maxsize=1)
-def _arrays_in(path: str, mtime_ns: int) -> dict[str, NDArray[Any]]:
+def _arrays_in(path: str, mtime_ns: int) -> dict[str, NDArray[Any]]:  # noqa: ARG001 (the key of the cache)
     """Return the arrays by name, cached for the tasks of a process."""
-    if os.stat(path).st_mtime_ns != mtime_ns:
-        raise StreamloadError(f"{path!r} changed while it was packed; run the same command again")
     arrays: dict[str, NDArray[Any]] = {}
     try:
         if path.lower().endswith((".pt", ".pth")):

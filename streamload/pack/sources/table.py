@@ -64,16 +64,18 @@ class Table(NamedTuple):
         columns: values by name.
         place: returns the place of a row, such as `line 3`.
         is_text: all values are texts, as in a csv.
+        noun: the term for a column in messages.
     """
 
     path: str
     columns: dict[str, list[Any]]
     place: Callable[[int], str]
     is_text: bool = False
+    noun: str = "column"
 
     def where(self, row: int, column: str) -> str:
         """Return the file, row and column of a value, for messages."""
-        return f"{self.path!r}, {self.place(row)}, column {column!r}"
+        return f"{self.path!r}, {self.place(row)}, {self.noun} {column!r}"
 
     def first(self, column: str) -> Any:
         """Return the first value of a column that is not empty, or None."""
@@ -114,7 +116,7 @@ def samples_of_table(table: Table, options: SourceOptions, root: str | None = No
     for name in text_columns:
         field = prefix(name, {"txt"}) + "txt"
         for row in rows:
-            if (text := table.columns[name][row]) not in (None, ""):
+            if (text := table.columns[name][row]) not in (None, "") and text == text:  # noqa: PLR0124 (NaN)
                 values[row].append((field, _content(table, row, name, text)))
     columns = {name: _numbers(table, name, notes) if table.is_text else table.columns[name] for name in rest}
     for row in rows if rest else ():
@@ -218,7 +220,7 @@ def _choose(
         raise UsageError(f"{table.path!r} holds labels alone; there is nothing else to pack")
     uses = {"files are": files, "texts are": texts, "json holds": rest, "labels are": [] if label is None else [label]}
     missing = {"files are": "no column holds paths or files", "labels are": "there are no labels"}
-    said = (f"{use} {_quoted(columns)}" if columns else missing.get(use) for use, columns in uses.items())
+    said = (f"{use} {_quoted(columns, table.noun)}" if columns else missing.get(use) for use, columns in uses.items())
     notes.append("; ".join(filter(None, said)))
     if options.split_column is None and (split := _usual(free, ("split",))):
         notes.append(f"{_quoted([split])} may name splits: --split-column {split} packs each into a folder of its own")
@@ -242,8 +244,8 @@ def _usual(names: Sequence[str], usual: Sequence[str]) -> str | None:
     return next((lower[name] for name in usual if name in lower), None)
 
 
-def _quoted(names: Sequence[str]) -> str:
-    return f"column{'s' * (len(names) > 1)} {listed([repr(name) if name else 'without a name' for name in names])}"
+def _quoted(names: Sequence[str], noun: str = "column") -> str:
+    return f"{noun}{'s' * (len(names) > 1)} {listed([repr(name) if name else 'without a name' for name in names])}"
 
 
 def _is_path(table: Table, name: str) -> bool:
