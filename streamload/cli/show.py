@@ -6,6 +6,7 @@ import json
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 from zlib import crc32
 
@@ -24,7 +25,7 @@ from streamload.tar.extensions import is_image
 from streamload.text import counted, printable
 
 if TYPE_CHECKING:
-    from PIL import Image
+    from PIL import Image, ImageFont
 
 _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".webp": "WEBP"}
 _CELL = 192
@@ -40,7 +41,9 @@ _DARK = 32
 def show_command(
     urls: Urls,
     *,
-    output: Annotated[str, typer.Option(metavar="FILE", help="The picture (.png, .jpg, .webp), which is replaced.")],
+    output: Annotated[str, typer.Option(metavar="FILE", help="The picture (.png, .jpg, .webp), which is replaced.")] = (
+        "samples.png"
+    ),
     samples: Annotated[int, typer.Option(help="How many samples.", min=1, max=100)] = 24,
     columns: Annotated[int, typer.Option(help="How many side by side.", min=1, max=100)] = 6,
     seed: Annotated[int | None, typer.Option(help="Choose samples at random, by this seed.", min=0)] = None,
@@ -55,7 +58,7 @@ def show_command(
     "bbox". Dark images, such as masks, and those of more than 8 bits are stretched to the full range.
 
     Examples:
-      streamload show shards/train --output sheet.png
+      streamload show shards/train
       streamload show shards/train --output cats.png --where 'label == 0' --seed 1
       streamload show s3://bucket/train --output boxes.webp --samples 8 --columns 4 --fields jpg,json
     """
@@ -105,11 +108,21 @@ def show_command(
 
 
 def _write(picture: Image.Image, x: int, y: int, lines: Sequence[str]) -> None:
-    from PIL import ImageDraw, ImageFont
+    from PIL import ImageDraw
 
-    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(12)
+    draw = ImageDraw.Draw(picture)
     for number, line in enumerate(lines):
-        draw.text((x, y + _LINE * number), printable(line), fill=_INK, font=font)
+        draw.text((x, y + _LINE * number), printable(line), fill=_INK, font=_font())
+
+
+@cache
+def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    from PIL import ImageFont
+
+    try:
+        return ImageFont.truetype("DejaVuSans.ttf", 11)
+    except OSError:
+        return ImageFont.load_default(12)  # without accents
 
 
 def _cell(sample: Mapping[str, Any], classes: Sequence[str]) -> Image.Image:
@@ -175,7 +188,7 @@ def _as_image(value: Any) -> Image.Image | None:
 
 def _drawn(image: Image.Image, boxes: Sequence[tuple[Sequence[float], str]]) -> Image.Image:
     """Return an image at its size on the sheet, with its boxes."""
-    from PIL import ImageDraw, ImageFont
+    from PIL import ImageDraw
 
     scale = _CELL / max(image.size)
     drawn = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
@@ -184,7 +197,7 @@ def _drawn(image: Image.Image, boxes: Sequence[tuple[Sequence[float], str]]) -> 
         left, top, right, bottom = (edge * scale for edge in edges)
         colour = _COLOURS[crc32(label.encode()) % len(_COLOURS)]
         draw.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=colour, width=2)
-        draw.text((left + 3, top + 2), printable(label), fill=colour, font=ImageFont.load_default(12))
+        draw.text((left + 3, top + 2), printable(label), fill=colour, font=_font())
     return drawn
 
 

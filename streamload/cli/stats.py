@@ -119,7 +119,8 @@ def _print(result: dict[str, Any]) -> None:
     least, greatest = result["samples_per_shard"].values()
     shards, samples = counted(result["shards"], "shard"), counted(result["samples"], "sample")
     size = shown_bytes(result["bytes"])
-    command.print_line(f"{shards} with {least:,} to {counted(greatest, 'sample')} each; {samples}, {size}\n")
+    each = f"{least:,} to " * (least < greatest) + counted(greatest, "sample") + " each" * (result["shards"] > 1)
+    command.print_line(f"{shards} with {each}; {samples}, {size}\n")
     rows: list[tuple[str, ...]] = [("FIELD", "SAMPLES", "BYTES", "MEAN", "MIN", "MAX")]
     for name, field in result["fields"].items():
         sizes = (field["bytes"], field["bytes"] / field["samples"], field["min_bytes"], field["max_bytes"])

@@ -26,7 +26,8 @@ def stopped(tmp_path: Path) -> tuple[Path, Path]:
     ended, out, err = pack(source, dest, *OPTIONS)
     assert (ended, out) == (1, "")
     assert err.splitlines()[-1] == (
-        "error: 1 of 12 files is damaged or of another kind; repair or remove them, or leave them out with --skip-bad; "
+        "error: 1 of 12 files is damaged or of another kind; repair or remove them and go on with --resume, or leave "
+        "them out with --skip-bad --resume; "
         "what is finished is kept: run the same again with --resume (resume=True) to go on, or --overwrite "
         "(overwrite=True) to start over"
     )
@@ -58,6 +59,12 @@ def test_what_is_finished_stays_and_is_refused_until_the_rest_is_there(tmp_path:
     assert message in refusal(source, dest, *OPTIONS)
     assert "note: 5 of 6 tasks are done already" in completed(source, dest, *OPTIONS)
     assert inodes(dest).items() > before.items()
+
+
+def test_bad_files_are_left_out_by_the_options_that_the_message_names(tmp_path: Path) -> None:
+    source, dest = stopped(tmp_path)
+    (source / "cat" / "0.jpg").write_bytes(b"")
+    assert "11 samples" in packs(source, dest, *OPTIONS, "--skip-bad", "--resume")[0]
 
 
 def test_overwriting_starts_over(tmp_path: Path) -> None:
