@@ -125,7 +125,7 @@ def test_a_failure_is_named_or_skipped_as_of_other_functions(source: str, name: 
         values(loader_of(source, on_error="skip", **{name: {"cls": odd_fail(TypeError)}}))
 
 
-def test_none_and_exits_are_errors_of_the_sample(source: str) -> None:
+def test_none_exits_and_cancellations_are_errors_of_the_sample(source: str) -> None:
     async def nothing(value: int) -> None:
         await asyncio.sleep(0)
 
@@ -133,10 +133,29 @@ def test_none_and_exits_are_errors_of_the_sample(source: str) -> None:
         await asyncio.sleep(0)
         raise SystemExit(3)
 
+    async def cancels(value: Any) -> int:
+        if int(value) == 1:
+            task = asyncio.create_task(asyncio.sleep(1000))
+            task.cancel()
+            await task
+        return int(value)
+
+    with loader_of(source, on_error="skip", num_workers=1, transform={"cls": cancels}) as loader:
+        assert [batch.tolist() for (batch,) in loader] == [[0, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(DecodeError, match=r"a coroutine was cancelled .*sample '.*1'"):
+        values(loader_of(source, decode={"cls": cancels}))
     with pytest.raises(TransformError, match="returned None"):
         values(loader_of(source, transform={"cls": nothing}))
     with pytest.raises(SystemExit):
         values(loader_of(source, transform={"cls": leaves}))
+
+
+def test_a_missing_optional_field_is_none(source: str) -> None:
+    async def of_text(value: str) -> str:
+        raise AssertionError
+
+    with StreamLoader(source, 8, fields=("cls", "txt?"), transform={"txt": of_text}, num_workers=0) as loader:
+        assert [texts for _, texts in loader] == [(None,) * 8]
 
 
 def test_augmentation_does_not_depend_on_what_comes_first(source: str) -> None:
@@ -184,6 +203,21 @@ def test_a_loop_is_kept_from_batch_to_batch_and_closed_with_its_owner(source: st
     gc.collect()
     assert all(loop.is_closed() for loop in loops)
     assert all(task.cancelled() for task in tasks)
+
+
+def test_a_fork_leaves_the_loop_to_its_parent(source: str) -> None:
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def remembers(value: int) -> int:
+        tasks.append(asyncio.create_task(asyncio.sleep(1000)))
+        return value
+
+    with TarDataset(source, fields=("cls",), transform={"cls": remembers}) as dataset:
+        assert dataset[0]
+        if (child := os.fork()) == 0:
+            dataset.close()
+            os._exit(tasks[0].done())
+        assert os.waitpid(child, 0) == (child, 0)
 
 
 def test_a_dataset_that_ran_coroutines_may_be_forked(source: str) -> None:

@@ -35,7 +35,8 @@ class SystemExitError(Exception):
 class Attempt:
     """Catch an exception in a `with` block and keep it in `error`.
 
-    Exits and interrupts (BaseException but not Exception) are raised, except for the panic of a Rust library.
+    Exits and interrupts (BaseException but not Exception) are raised, except for the panic of a Rust library
+    and the cancellation of a coroutine.
 
     Args:
         exits: catch `sys.exit()` too, as a `SystemExitError`.
@@ -58,6 +59,8 @@ class Attempt:
         elif error is not None and type(error).__module__ == _PANICS:
             self.error = RuntimeError(f"a library written in Rust panicked ({error}); report this to its authors")
             self.error.__cause__ = error
+        elif kind is not None and kind.__name__ == "CancelledError":
+            self.error = RuntimeError("a coroutine was cancelled")
         return self.error is not None
 
 

@@ -6,6 +6,7 @@ import os
 import weakref
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from inspect import isawaitable, iscoroutinefunction
@@ -113,13 +114,15 @@ class _AwaitedFunction(UserFunction):
 
     async def __call__(self, value: Any, rng: Any, out: Any = None) -> Any:
         """Await the value if it is awaitable, call the function, and await the result likewise."""
+        from asyncio import CancelledError
+
         result = super().__call__(await value if isawaitable(value) else value, rng, out)
-        if not isawaitable(result):
-            return result
         try:
-            return await result
+            return await result if isawaitable(result) else result
         except SystemExit as error:
             raise TransformRaisedError(SystemExitError(error)) from error
+        except CancelledError as error:
+            raise TransformRaisedError(RuntimeError("a coroutine was cancelled")) from error
         except Exception as error:
             raise TransformRaisedError(error) from error
 
@@ -155,8 +158,15 @@ class EventLoop:
             self._process = os.getpid()
             # Unlike by epoll, a fork that closes its copy of the loop does not break the parent's.
             self._runner = asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(PollSelector()))
-            self._close = weakref.finalize(self, _outside_of_loops, self._runner.close)
+            self._close = weakref.finalize(self, _close, self._process, self._runner.close)
         return _outside_of_loops(lambda: self._runner.run(all_of_them()))
+
+
+def _close(process: int, close: Callable[[], None]) -> None:
+    if process != os.getpid():  # a fork's copy shares the pipe that wakes the original
+        return
+    with suppress(RuntimeError):  # when a program ends, no thread may start, not even to wait for others
+        _outside_of_loops(close)
 
 
 def _outside_of_loops(call: Callable[[], T]) -> T:
@@ -368,8 +378,8 @@ class RowMaker:
                 self.seeds.seed(random, *names[row])
                 value = self._transformed_value(work, field, functions, row, rng)
                 if isawaitable(value):
-                    value = await value
-                field.values[row] = self._checked(value) if functions else value
+                    value = self._checked(await value) if functions else await value
+                field.values[row] = value
 
         if self._loop is not None:
             started = perf_counter()
