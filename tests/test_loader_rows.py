@@ -594,3 +594,16 @@ def test_a_library_that_is_missing_is_fatal_in_our_decoders_too(
     source = write(tmp_path, [{"msgpack": b"\x01"}])
     with pytest.raises(DecodeError, match=r'msgpack.*pip install "streamload\[codecs\]"'):
         batches_of(source, 1, fields=("msgpack",), on_error="skip")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the bytes that the kernel has read")
+@pytest.mark.parametrize("options", [{"collate_fn": len}, {"decode": {"npy": len}}])
+def test_large_arrays_are_read_once_in_the_callers_process(tmp_path: Path, options: dict[str, Any]) -> None:
+    source = write(tmp_path, [{"npy": np.zeros(50_000 + number)} for number in range(16)])
+
+    def bytes_read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    before = bytes_read()
+    batches_of(source, 8, fields=("npy",), **options)
+    assert bytes_read() - before < 1.5 * 16 * 400_000

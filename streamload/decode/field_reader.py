@@ -254,18 +254,20 @@ class FieldReader:
             blocks: the memory for the values of each batch, if known.
         """
         name, largest = column.alternatives[0], int(column.sizes.max())
+        is_whole = not self._single and self.is_built_in(column)
+        is_block = is_whole and is_array(name) and (column.sizes == largest).all()
         gathered = None
         if (
             work.rows_per_shard >= _ROWS_PER_SHARD
-            and (0 < largest <= _VIEWED_BYTES or is_array(name))
+            and (0 < largest <= _VIEWED_BYTES or is_block)
             and column.crc32 is None
             and not work.failures
             and (column.which is None or not column.which.any())
         ):
             gathered = _gathered(column, work)
-        if gathered is not None and not self._single and self.is_built_in(column):
+        if gathered is not None and is_whole:
             decoded = None
-            if is_array(name):
+            if is_block:
                 decoded = _arrays(column, gathered, blocks)
             elif KIND_OF.get(last_extension(name)) is Kind.INTEGER and largest <= _INT64_DIGITS:
                 decoded = _integers(column, gathered)
@@ -398,14 +400,14 @@ def _copy(gathered: _Gathered, out: NDArray[Any]) -> None:
 def _arrays(
     column: Column, gathered: _Gathered, blocks: list[NDArray[Any]] | None
 ) -> NDArray[Any] | dict[int, NDArray[Any]] | None:
-    """Copy arrays of one dtype and shape together, to their batches' memory if they fit; None if they differ."""
+    """Copy equally long arrays of one dtype and shape together, to their batches' memory if they fit; else None."""
     (shards, _, memory, starts), size = gathered, int(column.sizes[0])
     first = memory[int(shards[0])][int(starts[0]) :][:size]
     try:
         layout = npy_layout(first)
     except ValueError:
         return None
-    if (column.sizes != size).any() or layout.end > size or layout.order == "F":
+    if layout.end > size or layout.order == "F":
         return None
     headers = np.empty((len(starts), layout.start), np.uint8)
     _copy(gathered, headers)
