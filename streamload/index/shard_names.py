@@ -49,9 +49,13 @@ def refuse_unknown_compression(url: str) -> None:
         )
 
 
+# The only places at which `normpath` changes an absolute path.
+_UNTIDY = re.compile(r"//|/\.|/\Z")
+
+
 def refuse_repetitions(urls: Sequence[str]) -> None:
     """Raise ValueError if a shard is named twice."""
-    paths = [os.path.normpath(url) if url.startswith("/") else url for url in urls]
+    paths = [os.path.normpath(url) if url.startswith("/") and _UNTIDY.search(url) else url for url in urls]
     if len(set(paths)) == len(paths):
         return
     path = next(path for path, number in Counter(paths).items() if number > 1)

@@ -45,7 +45,7 @@ class RetryPolicy(NamedTuple):
         tries: maximum requests in a row without a byte; None for any number.
         first_backoff_s: longest wait after the first failure; it doubles with each.
         most_backoff_s: longest wait of all.
-        warn_after_s: time without a byte from a host or bucket until a failed request is a warning.
+        warn_after_s: time without a byte from a host or bucket until a warning.
     """
 
     stall_timeout_s: float = 30.0
@@ -133,19 +133,23 @@ class Attempts:
         is_late = count >= _LEAST_TRIES and self.left_s() <= 0
         if count >= tries or is_late or not isinstance(error, TransientStorageError):
             return None
-        self._warn_of_silence()
+        self.warn_of_silence()
         longest_s = min(self.policy.most_backoff_s, self.policy.first_backoff_s * 2.0 ** min(count - 1, 60))
         asked_s = min(error.retry_after_s or 0.0, _MOST_RETRY_AFTER_S)
         return min(max(0.0, self.left_s()), asked_s + longest_s * (1.0 + _JITTER.random()) / 2.0)
 
-    def _warn_of_silence(self) -> None:
-        """Log a warning if the place has been silent for long, once until it answers again."""
+    def warn_of_silence(self) -> float:
+        """Log a warning if the place has been silent for long, once until it answers again.
+
+        Returns the seconds until the warning is due, at most 0 if it was logged.
+        """
         silent_s = self._clock() - max(self._began_s, self._place.answered_s)
         if silent_s >= self.policy.warn_after_s and not self._place.is_warned_of:
             self._place.is_warned_of = True
             text = "%s: %s. Nothing has come from there for %.1f s; it is tried for up to %.0f s more"
-            url, left_s = without_secrets(self.url), max(0.0, self.left_s())
-            _log.warning(text, url, self.failures[-1].message, silent_s, left_s)
+            what = self.failures[-1].message if self.failures else "no answer"
+            _log.warning(text, without_secrets(self.url), what, silent_s, max(0.0, self.left_s()))
+        return self.policy.warn_after_s - silent_s
 
 
 @dataclass(slots=True)
@@ -278,6 +282,14 @@ async def _answer(
     clock, url, stall_timeout_s = asyncio.get_running_loop().time, attempts.url, attempts.policy.stall_timeout_s
     body: RangeBody | None = None
     deadline = asyncio.timeout(min(stall_timeout_s, attempts.left_s()))
+    warning: asyncio.TimerHandle | None = None
+
+    def look() -> None:
+        nonlocal warning
+        if (left_s := attempts.warn_of_silence()) > 0.0:
+            warning = asyncio.get_running_loop().call_later(max(left_s, 0.01), look)
+
+    look()
     try:
         async with deadline:
             body = await _open(storage, url, position, stop, pin)
@@ -303,6 +315,8 @@ async def _answer(
             raise
         raise _StalledError(f"no byte for {stall_timeout_s:g} s", url=url) from None
     finally:
+        if warning is not None:
+            warning.cancel()
         if body is not None:
             await body.aclose()
 

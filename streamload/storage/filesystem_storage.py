@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from operator import methodcaller
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import fsspec
 from fsspec.asyn import sync
@@ -87,8 +88,8 @@ class FilesystemStorage:
         self._retries = retries or Retries()
         self._opened: dict[tuple[int, str], Any] = {}
         self._known: dict[str, tuple[ShardInfo, float]] = {}
-        self._at_once = asyncio.Semaphore(RANGES_AT_ONCE)
-        self._looking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._bounds: WeakKeyDictionary[Any, tuple[asyncio.Semaphore, defaultdict[str, asyncio.Lock]]]
+        self._bounds = WeakKeyDictionary()  # of each loop
 
     def info(self, url: str) -> ShardInfo:
         """Return size and version of one file."""
@@ -148,7 +149,9 @@ class FilesystemStorage:
         """
         del etag  # the known one is returned
         fs, path = self._open(url)
-        async with self._looking[url]:  # one request for all ranges that begin together
+        bounds = asyncio.Semaphore(RANGES_AT_ONCE), defaultdict[str, asyncio.Lock](asyncio.Lock)
+        at_once, looking = self._bounds.setdefault(asyncio.get_running_loop(), bounds)
+        async with looking[url]:  # one request for all ranges that begin together
             known, known_until_s = self._known.get(url, (None, 0.0))
             if known is None or time.monotonic() >= known_until_s:
                 with errors.fsspec_errors(url):
@@ -167,7 +170,7 @@ class FilesystemStorage:
         seeking = {"seekable": True} if is_of_arrow else {}
 
         async def read() -> bytes:
-            async with self._at_once, asyncio.timeout(FILE_TIMEOUT_S):
+            async with at_once, asyncio.timeout(FILE_TIMEOUT_S):
                 content: bytes = await _start(fs, "cat_file", path, start=start, end=stop, **seeking)
                 return content
 

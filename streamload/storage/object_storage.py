@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import math
 import os
 import ssl
 import threading
@@ -17,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from http.client import HTTPException, HTTPMessage, HTTPResponse
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -44,6 +45,7 @@ from streamload.storage.protocol import (
     ShardInfo,
     find_entries,
     one_piece,
+    place_of,
     protocol_of,
     quoted,
 )
@@ -293,7 +295,7 @@ class ObjectStorage:
         self._in_flight: weakref.WeakSet[Awaitable[object]] = weakref.WeakSet()
         self._broken: set[str] = set()
         self._answers_200: set[str] = set()
-        self._asked_s = self._paused_until_s = 0.0
+        self._pauses: dict[str, tuple[float, float]] = {}
         self._pausing = threading.Lock()
 
     def info(self, url: str) -> ShardInfo:
@@ -405,22 +407,24 @@ class ObjectStorage:
             (self._broken.add if left else self._broken.discard)(root)
 
     async def _open_signed(self, url: str, start: int, end: int | None) -> RangeBody:
-        """Read a range whole from `rclone serve s3`, which sends parts with status 200; obstore refuses these."""
-
-        def read() -> tuple[bytes, HTTPMessage]:
-            wanted = f"bytes={start}-{'' if end is None else end - 1}"
-            with errors.fsspec_errors(url), self._send(url, wanted) as response:
-                return response.read(), response.headers
-
-        content, headers = await asyncio.to_thread(read)
+        """Read a range from `rclone serve s3`, which sends parts with status 200; obstore refuses these."""
+        wanted = f"bytes={start}-{'' if end is None else end - 1}"
+        with errors.fsspec_errors(url):
+            response = await asyncio.to_thread(self._send, url, wanted)
+        headers = response.headers
         etag, (span, _, total) = quoted(headers.get("ETag")), headers.get("Content-Range", "").rpartition("/")
-        if start == 0 and not content:
+        if start == 0 and response.length == 0:
             return RangeBody(0, etag, one_piece(b""))
-        if span != f"bytes {start}-{start + len(content) - 1}" or not total.isdigit():
+        stop = min(math.inf if end is None else end, int(total) if total.isdigit() else 0)
+        if span != f"bytes {start}-{stop - 1}":
             raise errors.answer_error(url, "whole")
-        stop = int(total) if end is None else min(end, int(total))
-        errors.check_length(url, content, stop - start, int(total))
-        return RangeBody(int(total), etag, one_piece(content))
+
+        async def pieces() -> AsyncGenerator[bytes, None]:
+            with errors.fsspec_errors(url):  # not closed here: that would wait for the thread that reads
+                while piece := await asyncio.to_thread(response.read1, _PIECE_BYTES):
+                    yield piece  # one by one, since only between two can reading be cancelled
+
+        return RangeBody(int(total), etag, pieces())
 
     def write(self, url: str, source: bytes | str) -> None:
         """Write by one PUT, or in parts if it is large."""
@@ -495,11 +499,12 @@ class ObjectStorage:
                 self._stores.clear()
         if isinstance(error, TransientStorageError) and error.throttled:
             with self._pausing:  # one question for all requests that are refused together
-                if time.monotonic() > max(self._asked_s + 1.0, self._paused_until_s):
-                    pause_s = self._retry_after_s(url)
-                    self._asked_s = time.monotonic()
-                    self._paused_until_s = self._asked_s + pause_s
-            error.retry_after_s = max(0.0, self._paused_until_s - time.monotonic())
+                place = place_of(url)
+                asked_s, until_s = self._pauses.get(place, (-math.inf, 0.0))
+                if time.monotonic() > max(asked_s + 1.0, until_s):
+                    pause_s, asked_s = self._retry_after_s(url), time.monotonic()
+                    self._pauses[place] = asked_s, (until_s := asked_s + pause_s)
+            error.retry_after_s = max(0.0, until_s - time.monotonic())
         return error
 
     def _retry_after_s(self, url: str) -> float:

@@ -198,14 +198,18 @@ def find_entries(
                 "name the folders without `**`",
                 url=folder,
             )
+        if len(at) == 1 and not is_pattern(step := steps[min(at)]) and min(at) + 1 < len(steps):  # not listed
+            yield from walk(f"{folder}/{step}" if folder else step, {min(at) + 1}, depth)
+            return
         any_folders = {number for number in at if steps[number] == ANY_FOLDERS}
         names = at - any_folders | {number + 1 for number in any_folders}
         for entry in level(folder):
-            after = {number + 1 for number in names if _matches(entry.path, steps[number])}
-            if len(steps) in after and entry.is_folder == folders:
+            matched = [number + 1 for number in names if _matches(entry.path, steps[number])]
+            if entry.is_folder == folders and len(steps) in matched:
                 yield entry
-            after = after - {len(steps)} | (any_folders if _matches(entry.path, "*") else set())
-            if after and entry.is_folder:
-                yield from walk(entry.path, after, depth + 1)
+            if entry.is_folder:
+                after = {*matched} - {len(steps)} | (any_folders if _matches(entry.path, "*") else set())
+                if after:
+                    yield from walk(entry.path, after, depth + 1)
 
     return sorted(walk(start or root, {0}, 0), key=lambda entry: entry.path)

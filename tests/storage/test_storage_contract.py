@@ -274,6 +274,15 @@ async def test_many_ranges_at_once(place: Place) -> None:
     assert b"".join(content for content, _ in ranges) == CONTENT[:1_000_000]
 
 
+def test_one_loop_after_another_may_read_many_ranges(place: Place) -> None:
+    async def read_many() -> None:
+        await asyncio.gather(*(read(place, "b-1.tar", start, start + 10) for start in range(60)))
+        await place.storage.aclose()
+
+    for _ in range(3):
+        asyncio.run(read_many())
+
+
 def test_storages_can_be_sent_to_another_process(place: Place) -> None:
     place.storage.info(place.url("b-1.tar"))
     sent = pickle.loads(pickle.dumps(place.storages))

@@ -92,6 +92,8 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch:
     with pytest.raises(StorageError, match="no permission") as caught:
         Storages().for_url(str(tmp_path)).list(f"{tmp_path}/**/*.tar")
     assert caught.value.url == f"{tmp_path}/closed"
+    touch(tmp_path, ["closed/in/3.tar"])
+    assert found(Storages(), str(tmp_path), "[a-z]*/in/*.tar") == ["closed/in/3.tar"]  # named, so not listed
 
 
 @pytest.mark.parametrize("place", ["local", "s3", "fsspec"])

@@ -114,6 +114,15 @@ async def test_requests_that_are_refused_together_share_one_question() -> None:
     assert server.asked == 1
 
 
+def test_a_pause_is_of_one_host() -> None:
+    with BusyServer(100, "9") as server, BusyServer(100, "1") as other:
+        storage = Storages(retries=Retries(RetryPolicy(tries=1))).for_url(f"{server.url}/a.tar")
+        for each, most_s in (server, 9.0), (other, 1.0):
+            with pytest.raises(TransientStorageError) as caught:
+                storage.read_bytes(f"{each.url}/a.tar", most_bytes=10)
+            assert most_s - 1.0 < (caught.value.retry_after_s or 0.0) <= most_s
+
+
 def test_a_retry_after_is_seconds_or_a_date() -> None:
     assert [parse_retry_after(value) for value in ("3", "soon", None)] == [3.0, None, None]
     assert parse_retry_after(formatdate(time.time() + 100, usegmt=True)) == pytest.approx(99.0, abs=60.0)
