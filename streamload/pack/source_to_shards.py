@@ -309,7 +309,8 @@ class PackFiles:
             wrong: list[Fault] = []
             for member in sample.members:
                 try:
-                    data = load(member) if member.array is None else row_content(member)
+                    is_file, is_first = member.array is None, sample is self.samples[0]
+                    data = load(member) if is_file else row_content(member, check=is_first)
                     field = member.field or ""
                     if self.resizing is not None and is_image(field):
                         field, data = self.resizing(field, data)

@@ -84,9 +84,11 @@ class SourceSample(NamedTuple):
 
     def meaning(self) -> tuple[object, ...]:
         """Return a tuple that determines the stored bytes, with digests in place of contents."""
-        digests = [member.content and hashlib.sha256(member.content).digest() for member in self.members]
-        members = [tuple(member._replace(content=digest)) for member, digest in zip(self.members, digests, strict=True)]
-        return self.key, self.label, self.values, *members
+        members = [
+            member if member.content is None else member._replace(content=hashlib.sha256(member.content).digest())
+            for member in self.members
+        ]
+        return self.key, self.label, self.values, *map(tuple, members)
 
 
 @dataclass(frozen=True, slots=True)
