@@ -11,6 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from streamload.text import did_you_mean
+
 
 def as_python(value: Any) -> Any:
     """Convert a NumPy scalar to a Python number, which JSON can hold; return other values unchanged."""
@@ -34,10 +36,12 @@ def parse_bytes(name: str, value: int | str) -> int:
         raise TypeError(advice)
     if isinstance(value, str):
         written = _SIZE.fullmatch(value)
-        number = 0.0 if written is None else float(written[1])
-        if written is None or number == inf:
+        number = inf if written is None else float(written[1])
+        if written is not None:
+            number *= (1024 if written[3] else 1000) ** _PREFIXES.index((written[2] or " ").lower())
+        if number == inf:
             raise ValueError(advice)
-        value = int(number * (1024 if written[3] else 1000) ** _PREFIXES.index((written[2] or " ").lower()))
+        value = int(number)
     if value < 1:
         raise ValueError(advice)
     return value
@@ -211,9 +215,6 @@ def no_attribute(owner: type, name: str) -> AttributeError:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    import difflib  # imported here, since workers import this module but never call this
-
     if name in _INSTEAD:
         return f" ({_INSTEAD[name]})"
-    alike = difflib.get_close_matches(name.lower(), [other for other in known if other != "self"], 1, _ALIKE)
-    return f" (did you mean {alike[0]!r}?)" if alike else ""
+    return did_you_mean(name.lower(), [other for other in known if other != "self"], _ALIKE)

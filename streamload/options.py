@@ -19,13 +19,15 @@ from streamload.fetch.budget import default_budget, expansion_bytes
 from streamload.fetch.disk_cache import bytes_in_cache, shards_folder
 from streamload.fetch.resident import Fetching
 from streamload.order.options import MAX_LANES, MAX_SAMPLES, OrderOptions
-from streamload.ray_feeders import RayFeeders
+from streamload.ray_feeders import MOST_WORKERS, RayFeeders
 from streamload.storage.local_files import refuse_url, why_not_private
 from streamload.storage.storages import Storages
 from streamload.tar.extensions import Decode, may_expand
+from streamload.text import did_you_mean
 from streamload.workers.launchers import found_rank, local_ranks, processors_of_rank
 
 _MOST_BATCH_SIZE = 1 << 40
+_WORKERS_INSTEAD = '(or "auto", which is usual: one for each processor; or RayFeeders(...))'
 DEFAULT_WINDOW = 10_000
 """In samples; mixes about eleven shards of a thousand samples."""
 
@@ -258,7 +260,7 @@ class Options:
         if not isinstance(self.shuffle, bool):
             check_int("shuffle", self.shuffle, 1, "(the window, in samples), or True or False", most=MAX_SAMPLES)
         if self.num_workers != "auto" and self.feeders is None:
-            check_int("num_workers", self.num_workers, 0, 'or "auto", or RayFeeders(...)')
+            check_int("num_workers", self.num_workers, 0, _WORKERS_INSTEAD, most=MOST_WORKERS)
         if self.lanes is not None:
             check_int("lanes", self.lanes, 1, "or None", most=MAX_LANES)
 
@@ -322,7 +324,10 @@ class Options:
             if name in SAMPLE_NAMES:
                 raise ValueError(f"transform has a function for {name!r}; use one on whole samples for that")
             if name not in names:
-                raise ValueError(f"transform has a function for {name!r}, which is not in fields={wanted!r}")
+                raise ValueError(
+                    f"transform has a function for {name!r}, which is not in fields={wanted!r}"
+                    f"{did_you_mean(name, names)}"
+                )
         self.field_names, self.optional_fields = tuple(entry for entry, _ in entries), frozenset(optional)
 
     def _check_storage(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from streamload.arguments import check_int, parse_bytes
 
-_MOST_FEEDERS = 1024
+MOST_WORKERS, _MOST_FEEDERS = 1024, 1024
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RayFeeders:
         if importlib.util.find_spec("ray") is None:
             raise ImportError('RayFeeders needs Ray, which is not installed: pip install "streamload[ray]"')
         check_int("number", self.number, 1, most=_MOST_FEEDERS)
-        check_int("num_cpus", self.num_cpus, 1)
+        check_int("num_cpus", self.num_cpus, 1, most=MOST_WORKERS)
         timeout = self.start_timeout
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not (timeout > 0 and isfinite(timeout)):
             raise ValueError(f"start_timeout={timeout!r} must be a number of seconds above 0")

@@ -435,6 +435,11 @@ def test_a_transform_that_returns_nothing_is_an_error_but_for_a_collate_fn(sourc
     assert batches_of(source, 4, collate_fn=list, **options) == [[(0,), (None,), (2,), (3,)]]
 
 
+def test_a_transform_of_one_field_that_gets_the_whole_sample_is_explained(source: str) -> None:
+    with pytest.raises(TransformError, match=r"whole sample: for one field, give \{'cls': function\}"):
+        batches_of(source, 4, fields=("cls",), transform=abs)
+
+
 def test_what_starts_from_encoded_images_gets_what_a_given_decoder_makes(tmp_path: Path) -> None:
     class Sized:
         def __call__(self, value: Any) -> Any:

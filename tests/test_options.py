@@ -59,6 +59,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     *[(name, 0, ValueError, "at least 1") for name in ("batch_size", "prefetch_batches", "lanes")],
     ("lanes", 10**8, ValueError, "at most 1,048,576 or None"),
     ("shuffle", 10**30, ValueError, "at most"),
+    ("num_workers", 100_000, ValueError, 'at most 1,024 (or "auto", which is usual'),
     ("shuffle", 0, ValueError, "at least 1 (the window, in samples), or True or False"),
     *[("shuffle", value, TypeError, "or True or False") for value in (1.5, "yes")],
     *[(name, -1, ValueError, "at least 0") for name in ("num_workers", "seed")],
@@ -95,7 +96,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("fields", ("__name__",), ValueError, "__key__ and __url__ only"),
     *[("memory_budget", value, TypeError, '"512MiB" or "20GB"') for value in (None, 1.5, True, ["1GB"])],
     *[("memory_budget", value, ValueError, '"512MiB" or "20GB"') for value in (0, -1, "", "much", "GB", "3 furlongs")],
-    *[("cache_size", value, ValueError, '"512MiB" or "20GB"') for value in (0, "nan", "1e400GB")],
+    *[("cache_size", value, ValueError, '"512MiB" or "20GB"') for value in (0, "nan", "1e400GB", "1e300GB")],
     ("cache_size", "10GB", ValueError, "without cache_dir"),
     ("cache_dir", 3, TypeError, "the path of a folder"),
     ("cache_dir", "/dev/null/cache", ValueError, "cannot be used: Not a directory ('/dev/null/cache')"),
@@ -149,6 +150,8 @@ def test_a_transform_for_a_field_that_is_not_read_is_refused() -> None:
         options(fields=("jpg;png",), transform={key: function})
     with pytest.raises(ValueError, match="transform has a function for 'gif', which is not in fields"):
         options(fields=("jpg;png",), transform={"jpg;gif": function})
+    with pytest.raises(ValueError, match=r"\(did you mean 'jpg'\?\)"):
+        options(fields=("jpg", "cls"), transform={"jpeg": function})
     with pytest.raises(ValueError, match="transform has a function for '__key__'"):
         options(fields=("__key__", "cls"), transform={"__key__": function})
 
@@ -158,6 +161,8 @@ def test_fields_that_no_sample_has_are_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match=r"fields=.*no sample has 'label'; there are cls, png"):
         given.check_fields_exist(["cls", "png"])
     given.check_fields_exist(["label", "png"])
+    with pytest.raises(ValueError, match=r"no sample has 'jpeg'; there are cls, jpg \(did you mean 'jpg'\?\)"):
+        options(fields=("jpeg",)).check_fields_exist(["cls", "jpg"])
     options().check_fields_exist([])
     for existing in (["jpg", "png"], ["jpg"], ["png"]):
         options(transform={"jpg; png": function}).check_fields_exist(existing)
@@ -173,7 +178,7 @@ def test_names_that_are_split_at_another_dot_than_was_meant_are_explained(wanted
     )
     with pytest.raises(ValueError, match=said):
         options(fields=(wanted,)).check_fields_exist(["cls", there])
-    with pytest.raises(ValueError, match="no sample has 'ng'; there are cls, 05.png$"):
+    with pytest.raises(ValueError, match="no sample has 'ng'; there are cls, 05.png"):
         options(fields=("ng",)).check_fields_exist(["cls", "05.png"])
 
 

@@ -12,7 +12,7 @@ import cloudpickle
 from streamload.decode.tasks import Failure, Original, RowFailure
 from streamload.errors import CollateError, DecodeError, SampleError, ShardChangedError, StreamloadError, TransformError
 from streamload.tar.table import ShardTable
-from streamload.text import listed
+from streamload.text import did_you_mean, listed
 
 _ERRORS_OF_ROWS: dict[str, type[SampleError | ShardChangedError]] = {
     kind.__name__: kind for kind in (SampleError, DecodeError, TransformError, CollateError, ShardChangedError)
@@ -157,7 +157,7 @@ def with_fields(failure: RowFailure, table: ShardTable, in_sidecars: Collection[
         message = f"{failure.message}; it has {listed(existing)}; its sidecar has no sample with this key: {advice}"
         return failure._replace(message=message)
     found = describe_existing(failure.field, existing)
-    if found == listed(existing):
+    if not found.startswith(f"{listed(existing)}."):
         found += (
             f'; write "{failure.field};OTHER" in fields to take another field where it is missing, or '
             f'"{failure.field}?" to take samples without it as well'
@@ -175,7 +175,7 @@ def describe_existing(wanted: str, existing: Sequence[str]) -> str:
     ends = tuple(f".{name}" for name in wanted.split(";"))
     longer = next((name for name in existing if name.endswith(ends)), None)
     if longer is None:
-        return listed(existing)
+        return listed(existing) + did_you_mean(wanted, existing)
     return (
         f"{listed(existing)}. Names are split at the first dot, so the file 'x.{longer}' is the field {longer!r} of "
         f"the sample 'x'; if that was not meant, rename the files, and otherwise request {longer!r}, or take "

@@ -510,6 +510,10 @@ class RowMaker:
         elif isinstance(error, TransformRaisedError):
             cause, in_program = error.cause, True
             kind, message = "TransformError", f"the transform{of_field} raised {in_words(cause)}"
+            if column is None and work.columns and isinstance(cause, TypeError | AttributeError):
+                message += (
+                    f"; transform= gets the whole sample: for one field, give {{{work.columns[0].name!r}: function}}"
+                )
         else:
             kind, message = "DecodeError", f"cannot decode the bytes{of_field}: {in_words(error)}"
         if self._in_callers_process and isinstance(cause, SystemExitError):

@@ -33,7 +33,7 @@ from streamload.storage.protocol import Storage
 from streamload.storage.storages import Storages
 from streamload.tar.scan import LABEL_FIELD
 from streamload.tar.table import MISSING, ShardTable, starts_of
-from streamload.text import listed
+from streamload.text import did_you_mean, listed
 
 COLUMNS_FILE = "columns.npz"
 KEY, KEY_HASH, LABEL, SIZE, PRESENT = "key", "key hash", "label", "size.", "has."
@@ -259,13 +259,12 @@ def _read_columns(folder: str, storages: Storages) -> tuple[tuple[str, ...], Col
 
 def _no_column(name: str, fields: Sequence[str] | None, columns: Sequence[str]) -> str:
     sizes = [f"{SIZE}{field}" for field in fields or ()]
-    alike = difflib.get_close_matches(name, [*columns, *sizes, *_BUILT_IN], 1, 0.5)
     if name == LABEL_FIELD:
         hint = f" (write {LABEL}, which is the integer in the field {name})"
     elif name in (fields or ()):
         hint = f' (for the field {name}, write "{name}" in quotes for its presence, {SIZE}{name} for its size)'
     else:
-        hint = f" (did you mean {alike[0]!r}?)" if alike else ""
+        hint = did_you_mean(name, [*columns, *sizes, *_BUILT_IN], 0.5)
     has = f"the index has {listed(columns) or 'no columns of metadata'}" if fields is not None else _IN_NO_INDEX
     return (
         f'there is no column {name!r}{hint}: {has}; {", ".join(_BUILT_IN)}, size.<field> and "<field>" are built in, '

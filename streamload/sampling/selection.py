@@ -25,16 +25,16 @@ ReadNames = Callable[[], Sequence[str] | None]
 
 
 class ColumnsOf:
-    """The columns of a dataset, read as they are looked up by name."""
+    """The columns of a dataset, read as they are looked up by name, into `found`."""
 
     def __init__(self, read: ReadColumns, class_names: ReadNames) -> None:
         self._read = read
         self._class_names = cache(class_names)
-        self._found: dict[str, NDArray[Any]] = {}
+        self.found: dict[str, NDArray[Any]] = {}
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         self.fetch([name])
-        return self._found[name]
+        return self.found[name]
 
     def __iter__(self) -> NoReturn:
         raise TypeError("columns are looked up by name, such as columns['label']; they cannot be iterated over")
@@ -45,14 +45,14 @@ class ColumnsOf:
         for name in made_of:
             if name != CLASS_NAME:
                 made_of[name] = KEY_HASH if name.partition(".")[0] == FRACTION else name
-        missing = [stored for stored in dict.fromkeys(made_of.values()) if stored not in self._found]
+        missing = [stored for stored in dict.fromkeys(made_of.values()) if stored not in self.found]
         if missing:
-            self._found.update(self._read(missing))
+            self.found.update(self._read(missing))
         for name, stored in made_of.items():
             if name == CLASS_NAME:
-                self._found[name] = self._named(self._found[LABEL])
+                self.found[name] = self._named(self.found[LABEL])
             elif stored == KEY_HASH != name:
-                self._found[name] = _fractions(self._found[KEY_HASH], int(name.partition(".")[2] or 0))
+                self.found[name] = _fractions(self.found[KEY_HASH], int(name.partition(".")[2] or 0))
 
     def check_classes(self, names: Iterable[str]) -> None:
         """Raise ValueError for a class that is not in `classes.json`, with similar names."""
@@ -102,10 +102,11 @@ class Selection:
             selected = self._condition.select({name: columns[name] for name in self._condition.names})
         elif callable(self.where):
             selected = np.asarray(self.where(columns))
-            if selected.dtype != np.bool_ or selected.shape != (count(),):
+            samples = len(next(iter(columns.found.values()), ())) or count()
+            if selected.dtype != np.bool_ or selected.shape != (samples,):
                 raise TypeError(
                     f"where= returned {selected.dtype}{list(selected.shape)}; it must return one truth value for each "
-                    f"of {counted(count(), 'sample')}, such as columns['label'] == 3"
+                    f"of {counted(samples, 'sample')}, such as columns['label'] == 3"
                 )
         else:
             keys = columns[KEY]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from streamload.sampling.mixture import Portion
 from streamload.tar.extensions import KIND_OF, applies_to
 from streamload.tar.header_chain import LINK, MISSING_END
 from streamload.tar.scan import LABEL_FIELD
-from streamload.text import counted, listed
+from streamload.text import counted, did_you_mean, listed
 from streamload.warn_at_caller import warn_at_caller
 
 _MASKS = {"mask", "masks", "seg", "segm", "segmentation", "semantic", "instance", "panoptic", "depth", "disparity"}
@@ -82,8 +81,7 @@ def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
     if not read or not unused:
         return
     for name in unused if len(unused) == len(given) else (name for name in unused if name not in KIND_OF):
-        alike = difflib.get_close_matches(name, read, 1)
-        hint = f"; did you mean {alike[0]!r}?" if alike else ""
+        hint = did_you_mean(name, read)
         warn_at_caller(f"decode has a function for {name!r}, which no field is read by: they are {listed(read)}{hint}")
 
 

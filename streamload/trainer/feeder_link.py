@@ -624,6 +624,9 @@ class FeederLink:
             if self._connection is None or self._connection.death is None:
                 self._configure()  # else what has changed since is for the next pass
             connection = self._connection = self._start()
+            if self._closed:  # by another thread meanwhile
+                self.disconnect()
+                raise LoaderClosedError("the loader was closed; make a new one")
         return connection
 
     def change_transform(self, transform: Transform | None) -> None:
