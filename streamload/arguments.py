@@ -11,8 +11,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from streamload.text import did_you_mean
-
 
 def as_python(value: Any) -> Any:
     """Convert a NumPy scalar to a Python number, which JSON can hold; return other values unchanged."""
@@ -136,6 +134,14 @@ def handlers_in(decoder: object) -> tuple[Callable[[str, Any], Any], ...]:
         if len(needed) != 2 or inspect.iscoroutinefunction(function):
             return ()
     return functions
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return " (did you mean 'jpg'?)" if a known name resembles an unknown one, else nothing."""
+    import difflib  # workers import this module, and seldom call this
+
+    alike = difflib.get_close_matches(name, list(known), 1, cutoff)
+    return f" (did you mean {alike[0]!r}?)" if alike else ""
 
 
 # Typos are closer to a known name than this; other loaders' arguments (`batch_sampler`) mostly are not.

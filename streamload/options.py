@@ -9,7 +9,15 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from streamload.arguments import alternatives, by_field, check_int, check_takes_one, handlers_in, parse_bytes
+from streamload.arguments import (
+    alternatives,
+    by_field,
+    check_int,
+    check_takes_one,
+    did_you_mean,
+    handlers_in,
+    parse_bytes,
+)
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
 from streamload.decode.failure import Attempt, describe_existing
 from streamload.decode.job_pickle import pickle_job
@@ -23,7 +31,6 @@ from streamload.ray_feeders import MOST_WORKERS, RayFeeders
 from streamload.storage.local_files import refuse_url, why_not_private
 from streamload.storage.storages import Storages
 from streamload.tar.extensions import Decode, may_expand
-from streamload.text import did_you_mean
 from streamload.workers.launchers import found_rank, local_ranks, processors_of_rank
 
 _MOST_BATCH_SIZE = 1 << 40

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 _MOST_LISTED = 20
 # Control characters except tabs and line feeds, line separators, changes of direction, and surrogates.
@@ -25,14 +25,6 @@ def listed(names: Sequence[str]) -> str:
         return printable(", ".join(names))
     shown = sorted(names, key=lambda name: "." in name)[:_MOST_LISTED]
     return f"{printable(', '.join(shown))} and {len(names) - _MOST_LISTED:,} more"
-
-
-def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return " (did you mean 'jpg'?)" if a known name resembles an unknown one, else nothing."""
-    import difflib  # workers import this module, and seldom call this
-
-    alike = difflib.get_close_matches(name, list(known), 1, cutoff)
-    return f" (did you mean {alike[0]!r}?)" if alike else ""
 
 
 def printable(text: str) -> str:

@@ -9,10 +9,11 @@ from types import TracebackType
 
 import cloudpickle
 
+from streamload.arguments import did_you_mean
 from streamload.decode.tasks import Failure, Original, RowFailure
 from streamload.errors import CollateError, DecodeError, SampleError, ShardChangedError, StreamloadError, TransformError
 from streamload.tar.table import ShardTable
-from streamload.text import did_you_mean, listed
+from streamload.text import listed
 
 _ERRORS_OF_ROWS: dict[str, type[SampleError | ShardChangedError]] = {
     kind.__name__: kind for kind in (SampleError, DecodeError, TransformError, CollateError, ShardChangedError)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.arguments import did_you_mean
 from streamload.errors import DatasetIndexError, without_secrets
 from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import INDEX_FILE, MOST_INDEX_BYTES, DatasetIndex
@@ -33,7 +34,7 @@ from streamload.storage.protocol import Storage
 from streamload.storage.storages import Storages
 from streamload.tar.scan import LABEL_FIELD
 from streamload.tar.table import MISSING, ShardTable, starts_of
-from streamload.text import did_you_mean, listed
+from streamload.text import listed
 
 COLUMNS_FILE = "columns.npz"
 KEY, KEY_HASH, LABEL, SIZE, PRESENT = "key", "key hash", "label", "size.", "has."

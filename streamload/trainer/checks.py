@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from streamload.arguments import alternatives
+from streamload.arguments import alternatives, did_you_mean
 from streamload.index.listing import Listing
 from streamload.options import Options
 from streamload.sampling.mixture import Portion
 from streamload.tar.extensions import KIND_OF, applies_to
 from streamload.tar.header_chain import LINK, MISSING_END
 from streamload.tar.scan import LABEL_FIELD
-from streamload.text import counted, did_you_mean, listed
+from streamload.text import counted, listed
 from streamload.warn_at_caller import warn_at_caller
 
 _MASKS = {"mask", "masks", "seg", "segm", "segmentation", "semantic", "instance", "panoptic", "depth", "disparity"}
