@@ -49,7 +49,7 @@ LEVELS = (
 """The parts, lowest first. A module may import from its own part and from lower ones. `streamload` is the package's
 face with the public names; the command line uses it, and `python -m streamload` is the command line."""
 
-MOST_LINES_OF_CODE = 20_400
+MOST_LINES_OF_CODE = 19_900
 """Lines that are neither docstrings, nor comments, nor blank. It only ever goes down."""
 MOST_CHANGING_ATTRIBUTES = 8
 """Of a class: attributes that are assigned after construction."""

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.arguments import did_you_mean
-from streamload.errors import DatasetIndexError, without_secrets
+from streamload.errors import DatasetIndexError, ShardChangedError, without_secrets
 from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import INDEX_FILE, MOST_INDEX_BYTES, DatasetIndex
 from streamload.index.listing import Listing
@@ -30,7 +30,7 @@ from streamload.index.shard_names import locked_folder, read_if_there
 from streamload.index.streamed_table import read_shard
 from streamload.limits import SMALL_REQUESTS
 from streamload.order.sampling import group_sizes
-from streamload.storage.protocol import Storage
+from streamload.storage.protocol import UNKNOWN_BYTES, Storage
 from streamload.storage.storages import Storages
 from streamload.tar.scan import LABEL_FIELD
 from streamload.tar.table import MISSING, ShardTable, starts_of
@@ -115,7 +115,7 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
     Raises:
         DatasetIndexError: a column does not exist, an index is damaged, or a sample has no label.
         ShardFormatError: a shard is damaged.
-        StorageError: a shard or an index cannot be read.
+        StorageError: a shard or an index cannot be read, or a shard has another size than when it was listed.
     """
     stored = [name for name in names if name not in _NOT_OF_FIELDS and not name.startswith((SIZE, PRESENT))]
     others = [name for name in names if name not in stored]
@@ -130,7 +130,10 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
         async with room:
             table = await dataset.load(shard)
             if table is None:
-                table = (await read_shard(dataset.storages.for_url(url), url, labels=LABEL in names)).table
+                read = await read_shard(dataset.storages.for_url(url), url, labels=LABEL in names)
+                if read.bytes != listing.shards[shard].bytes != UNKNOWN_BYTES:
+                    raise ShardChangedError("the shard was cut or changed since it was listed; list it anew", url=url)
+                table = read.table
             fields.update(table.fields)
             return [len(table), *(_values(table, name, url) for name in others)]
 
