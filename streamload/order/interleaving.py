@@ -12,7 +12,6 @@ from streamload.order.runs import SampleSequence
 from streamload.order.shard_counts import ENDLESS, UNKNOWN, distinct
 
 IntArray = NDArray[np.int64]
-Streams = dict[int, SlidingShuffle]
 
 
 class Interleaving:
@@ -31,7 +30,7 @@ class Interleaving:
         self.sequence = sequence
         self._n_lanes = n_lanes
         self._radius = radius
-        self.streams: Streams = {}
+        self.streams: dict[int, SlidingShuffle] = {}
         self._bounds: IntArray | None = None
         self._last_uses: tuple[IntArray, IntArray] | None = None
         self._finished = 0
@@ -46,16 +45,13 @@ class Interleaving:
             if 0 in self.streams and self._n_lanes == 1:
                 self.streams[0].grow(sequence.known_end, sequence.complete)
 
-    def positions(self, lanes: IntArray, numbers: IntArray, streams: Streams | None = None) -> IntArray:
-        """Return the positions of outputs; within each lane the numbers must ascend, across calls too.
-
-        Uses this object's streams unless others are given.
-        """
+    def positions(self, lanes: IntArray, numbers: IntArray) -> IntArray:
+        """Return the positions of outputs; within each lane the numbers must ascend, across calls too."""
         lane_starts = np.zeros(1, np.int64) if self._bounds is None else self._bounds
         if not self._radius:
             return lane_starts[lanes] + numbers
         if self._n_lanes == 1 and len(numbers):
-            return self.stream(0, int(numbers[0]), streams).take(numbers)
+            return self.stream(0, int(numbers[0])).take(numbers)
         if len(numbers) == 0:
             return numbers
         by_lane = np.argsort(lanes.astype(np.uint16) if self._n_lanes <= 1 << 16 else lanes, kind="stable")
@@ -63,14 +59,16 @@ class Interleaving:
         positions = np.empty(len(lanes), np.int64)
         for rows in np.split(by_lane, edges):
             lane = int(lanes[rows[0]])
-            stream = self.stream(lane, int(numbers[rows[0]]), streams)
+            stream = self.stream(lane, int(numbers[rows[0]]))
             positions[rows] = lane_starts[lane] + stream.take(numbers[rows])
         return positions
 
     def positions_apart(self, lanes: IntArray, numbers: IntArray) -> IntArray:
         """Return the positions of outputs in any order, from separate streams."""
         pairs, places = np.unique(np.stack((lanes, numbers)), axis=1, return_inverse=True)
-        return self.positions(pairs[0], pairs[1], {})[places.ravel()]
+        separate = Interleaving(self.sequence, self._n_lanes, self._radius)
+        separate.refresh()
+        return separate.positions(pairs[0], pairs[1])[places.ravel()]
 
     def finished(self, least: int | None) -> list[int]:
         """Return each shard once, as soon as no output from number `least` of any lane on needs it; None for all."""
@@ -135,20 +133,17 @@ class Interleaving:
             ):
                 if lane_start >= end:
                     break
-                piece = max(start, lane_start + self._passed_in(lane, least)), min(end, lane_end)
-                if piece[0] < piece[1] and piece[0] - lane_start <= reached:
-                    ranges.append(sequence.samples_at(*piece))
+                passed = self.streams[lane].least_position if lane in self.streams else 0
+                first_left = max(start, lane_start + max(passed, least - self._radius))
+                last = min(end, lane_end) - 1
+                if first_left <= last and first_left - lane_start <= reached:
+                    _, samples, _ = sequence.locate(np.array([first_left, last]))
+                    ranges.append((int(samples[0]), int(samples[1]) + 1))
         return ranges
 
-    def _passed_in(self, lane: int, number: int) -> int:
-        """Return a lower bound on the positions of a lane's outputs from a number on."""
-        stream = self.streams.get(lane)
-        return max(0, number - self._radius, 0 if stream is None else stream.least_position)
-
-    def stream(self, lane: int, first_number: int, streams: Streams | None = None) -> SlidingShuffle:
+    def stream(self, lane: int, first_number: int) -> SlidingShuffle:
         """Return the lane's stream, creating it at the first use."""
-        streams = self.streams if streams is None else streams
-        if lane not in streams:
+        if lane not in self.streams:
             sequence = self.sequence
             start, end = 0, sequence.known_end
             if self._bounds is not None:
@@ -157,6 +152,6 @@ class Interleaving:
             def uniforms(first: int, count: int) -> NDArray[np.float64]:
                 return sequence.uniforms(start + first, count)
 
-            streams[lane] = SlidingShuffle(uniforms, self._radius, first_number)
-            streams[lane].grow(end - start, sequence.complete)
-        return streams[lane]
+            self.streams[lane] = SlidingShuffle(uniforms, self._radius, first_number)
+            self.streams[lane].grow(end - start, sequence.complete)
+        return self.streams[lane]

@@ -14,7 +14,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.order.randomness import CounterDraws, philox_key
+from streamload.order.randomness import CounterDraws
 
 IntArray = NDArray[np.int64]
 
@@ -23,7 +23,7 @@ _GOLDEN = 0.6180339887498949
 
 
 class BlockShares:
-    """Count the samples of each of D datasets in the blocks of an epoch.
+    """Count the samples of each of D datasets in the blocks of an epoch, and choose the dataset at each position.
 
     Args:
         shares: the datasets' shares, which sum to 1.
@@ -56,24 +56,13 @@ class BlockShares:
         counts[blocks > self._full] += self._last
         return counts
 
-
-class MixedTurns:
-    """Choose the dataset, and its output, at every position of an epoch's order."""
-
-    def __init__(self, shares: BlockShares, block: int, seed: int, epoch: int) -> None:
-        self._shares = shares
-        self._block = block
-        self._draws = CounterDraws(philox_key(seed, epoch, "mixture"))
-
-    def at(self, start: int, end: int) -> tuple[IntArray, IntArray]:
+    def turns(self, draws: CounterDraws, start: int, end: int) -> tuple[IntArray, IntArray]:
         """Return the datasets at positions `start` to `end`, and the numbers of their outputs; int64 each."""
-        if start >= end:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
         first, last = start // self._block, (end - 1) // self._block
-        before = self._shares.before(np.arange(first, last + 2))
+        before = self.before(np.arange(first, last + 2))
         datasets, numbers = [], []
         for number, counts, so_far in zip(range(first, last + 1), np.diff(before, axis=0), before[:-1], strict=True):
-            words = self._draws.words(number, 0, int(counts.sum()))
+            words = draws.words(number, 0, int(counts.sum()))
             turns = np.repeat(np.arange(len(counts)), counts)[np.argsort(words, kind="stable")]
             datasets.append(turns)
             numbers.append(_numbered(turns, so_far))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streamload.errors import LoaderStateError
-from streamload.order.sampling import Sampled, Sampling
+from streamload.order.sampling import Sampling
 from streamload.order.share import slice_of_rank
 from streamload.text import counted
 
@@ -42,12 +42,6 @@ class OrderOptions:
     def radius(self) -> int:
         """Return how far, in samples, a sample can move within its lane."""
         return self.window if self.shuffle and self.window > 1 else 0
-
-
-def samples_of_epoch(options: OrderOptions, n_samples: int) -> int:
-    """Return the samples per epoch over all ranks, without a sampler, for a dataset of `n_samples`."""
-    sampling = options.sampling
-    return n_samples if sampling is None or isinstance(sampling, Sampled) else sampling.epoch_size or n_samples
 
 
 def full_batches_and_last_rows(

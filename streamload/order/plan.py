@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from streamload.order.interleaving import Interleaving
 from streamload.order.lanes import expected_radius
-from streamload.order.mixing import BlockShares, MixedTurns
+from streamload.order.mixing import BlockShares
 from streamload.order.options import OrderOptions, full_batches_and_last_rows
+from streamload.order.randomness import CounterDraws, philox_key
 from streamload.order.runs import dataset_sequences, sequence_of_epoch
 from streamload.order.sampling import Mixed
 from streamload.order.shard_counts import ENDLESS, UNKNOWN, ShardCounts, distinct
@@ -312,7 +313,7 @@ class MixturePlan(EpochPlan):
     """
 
     _shares: BlockShares
-    _turns: MixedTurns
+    _draws: CounterDraws
 
     def shards_ahead(self) -> list[int]:
         """Return the known upcoming shards in the order of their first use."""
@@ -328,7 +329,7 @@ class MixturePlan(EpochPlan):
         assert isinstance(options.sampling, Mixed)
         self._shares, sequences = dataset_sequences(options, options.sampling, self._counts, self._epoch)
         self._block = options.sampling.block
-        self._turns = MixedTurns(self._shares, self._block, options.seed, self._epoch)
+        self._draws = CounterDraws(philox_key(options.seed, self._epoch, "mixture"))
         return [Interleaving(sequence, self.lanes, options.radius) for sequence in sequences]
 
     def _passed(self, blocks: int, /) -> list[int]:
@@ -340,7 +341,7 @@ class MixturePlan(EpochPlan):
 
     def _outputs(self, positions: IntArray) -> Outputs:
         first = int(positions.min())  # turns are computed for contiguous ranges
-        datasets, turns = self._turns.at(first, int(positions.max()) + 1)
+        datasets, turns = self._shares.turns(self._draws, first, int(positions.max()) + 1)
         lanes, numbers = np.empty(len(turns), np.int64), np.empty(len(turns), np.int64)
         for dataset, n_samples in enumerate(self._shares.sizes.tolist()):
             own = datasets == dataset

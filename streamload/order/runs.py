@@ -205,11 +205,6 @@ class SampleSequence:
                 places.append((int(self.edges[-1]), ENDLESS))
         return places
 
-    def samples_at(self, start: int, end: int) -> tuple[int, int]:
-        """Return the range of samples at a range of positions within one run."""
-        _, samples, _ = self.locate(np.array([start, end - 1]))
-        return int(samples[0]), int(samples[1]) + 1
-
     def locate(self, positions: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """Return the shards, the samples in them, and how often each may have occurred before, int64 each."""
         run = np.searchsorted(self.edges, positions, side="right") - 1
@@ -327,7 +322,7 @@ def dataset_sequences(
     options: OrderOptions, mixed: Mixed, counts: ShardCounts, epoch: int
 ) -> tuple[BlockShares, list[SampleSequence]]:
     """Build each dataset's sequence in an epoch of a mixture; all counts must be known."""
-    shares = BlockShares(mixed.shares, mixed.block, mixed.epoch_size or counts.total)
+    shares = BlockShares(mixed.shares, mixed.block, mixed.epoch_size or int(counts.values.sum()))
     return shares, [
         _stretched(
             options,

@@ -65,24 +65,14 @@ def first_of_groups(
         open_samples.append(start + undecided)
         open_words.append(drawn[undecided])
     samples = np.concatenate([np.empty(0, np.int64), *open_samples])
-    found = _settled(samples, np.concatenate([np.empty(0, np.uint64), *open_words]), group[samples], wanted - taken)
-    if found is None:
-        return first_of_groups(words, group, sizes, wanted, spread=np.inf)
-    chosen[found] = True
-    return chosen
-
-
-def _settled(
-    samples: IntArray, words: NDArray[np.uint64], group: NDArray[np.unsignedinteger], left: IntArray
-) -> IntArray | None:
-    """Return the first samples of each group that are left to be chosen; None if there are too few."""
-    n_open = np.bincount(group, minlength=len(left)) if len(group) else np.zeros(len(left), np.int64)
+    of, left = group[samples], wanted - taken
+    n_open = np.bincount(of, minlength=len(sizes))
     if bool(((left < 0) | (left > n_open)).any()):
-        return None
-    by_turn = np.lexsort((words, group))
+        return first_of_groups(words, group, sizes, wanted, spread=np.inf)
+    by_turn = np.lexsort((np.concatenate([np.empty(0, np.uint64), *open_words]), of))
     turns = np.arange(len(by_turn)) - np.repeat(np.cumsum(n_open) - n_open, n_open)
-    found: IntArray = samples[by_turn[turns < left[group[by_turn]]]]
-    return found
+    chosen[samples[by_turn[turns < left[of[by_turn]]]]] = True
+    return chosen
 
 
 def _bounds(sizes: IntArray, wanted: IntArray, spread: float) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
@@ -174,19 +164,19 @@ class Weighted:
             weight = np.append(weight, 0.0)
         return cls(group.astype(np.min_scalar_type(len(weight) - 1), copy=False), weight, epoch_size)
 
-    def shares(self) -> NDArray[np.float64]:
-        """Return the expected draws of each group in an epoch, float64[K]."""
-        summed = self._summed_shares(self._sizes())
-        shares: NDArray[np.float64] = np.diff(summed, prepend=0.0)
-        return shares
-
     def repeats(self, seed: int, epoch: int) -> NDArray[np.unsignedinteger]:
         """Return how often each sample is drawn in an epoch, [N], in the smallest dtype; the sum is `epoch_size`.
 
         Takes O(N) time and a few bytes per sample, unless groups are small.
         """
-        size = self._sizes()
-        start, drawn = self._stretches(seed, epoch, size)
+        size = group_sizes(self.group, len(self.weight))
+        summed = np.cumsum(self.weight / self.weight.max() * size)
+        summed *= self.epoch_size / summed[-1]
+        summed[summed == summed[-1]] = self.epoch_size  # exactly
+        shift = as_uniforms(CounterDraws(philox_key(seed, epoch, "weights")).words(0, 0, 1))[0]
+        drawn = np.diff(np.floor(summed + shift).astype(np.int64), prepend=0)
+        most = np.ceil(np.diff(summed, prepend=0.0) * (1 - 1e-12)).astype(np.int64)  # of whole shares, not one more
+        start = epoch * most  # in the group's endless passes
         first_pass, first = np.divmod(start, np.maximum(size, 1))
         last_pass, end = np.divmod(start + drawn, np.maximum(size, 1))
         whole = last_pass - first_pass
@@ -195,24 +185,6 @@ class Weighted:
         repeats += self._first_in(seed, last_pass, size, end)
         repeats -= self._first_in(seed, first_pass, size, first)
         return repeats
-
-    def _sizes(self) -> NDArray[np.int64]:
-        return group_sizes(self.group, len(self.weight))
-
-    def _summed_shares(self, size: NDArray[np.int64]) -> NDArray[np.float64]:
-        summed: NDArray[np.float64] = np.cumsum(self.weight / self.weight.max() * size)
-        summed *= self.epoch_size / summed[-1]
-        summed[summed == summed[-1]] = self.epoch_size  # exactly
-        return summed
-
-    def _stretches(self, seed: int, epoch: int, size: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the start and number of the epoch's draws in each group's endless passes."""
-        summed = self._summed_shares(size)
-        shift = as_uniforms(CounterDraws(philox_key(seed, epoch, "weights")).words(0, 0, 1))[0]
-        ends = np.floor(summed + shift).astype(np.int64)
-        drawn = np.diff(ends, prepend=0)
-        most = np.ceil(np.diff(summed, prepend=0.0) * (1 - 1e-12)).astype(np.int64)  # of whole shares, not one more
-        return epoch * most, drawn
 
     def _first_in(
         self, seed: int, passes: NDArray[np.int64], size: NDArray[np.int64], wanted: NDArray[np.int64]

@@ -82,13 +82,6 @@ class ShardCounts:
         """Return True if all counts are known."""
         return self._n_unknown == 0
 
-    @property
-    def total(self) -> int:
-        """Return the number of samples in all shards; RuntimeError if some counts are unknown."""
-        if not self.complete:
-            raise RuntimeError(f"the counts of {self._n_unknown} of {counted(len(self), 'shard')} are unknown")
-        return int(self._values.sum())
-
 
 def distinct(numbers: IntArray) -> IntArray:
     """Return the distinct values of non-negative integers, ascending.
