@@ -34,7 +34,7 @@ from streamload.index.listing import Listing, Shard, ShardFinder, find_shards, l
 from streamload.index.shard_names import folder_and_name, shard_name
 from streamload.index.streamed_table import ReadShard, differences, read_shard, scan_local
 from streamload.pack.output import Progress, UsageError, say, shown_bytes
-from streamload.pack.pools import Pool, open_pool
+from streamload.pack.pools import Pool, ray_pool
 from streamload.sampling.expression import CLASS_NAME, FRACTION
 from streamload.sampling.selection import Selection
 from streamload.storage.download import Pin
@@ -251,7 +251,7 @@ def index_command(
     reading = partial(read_whole, storages=storages, every_byte=True)
     with (
         tempfile.TemporaryFile() as spool,  # all tables may not fit in memory
-        open_pool(ray, workers) as pool,
+        nullcontext() if ray is None else ray_pool(ray, workers) as pool,
         each(reading, urls, workers, pool, "indexing") as reads,
     ):
         for url, read in zip(urls, reads, strict=True):
@@ -431,7 +431,7 @@ def verify_command(
                 command.print_line(str(fault))
 
     read_one = partial(_read_or_error, storages=storages)
-    with open_pool(ray, workers) as pool:
+    with nullcontext() if ray is None else ray_pool(ray, workers) as pool:
         with each(read_one, urls, workers, pool, "verifying") as reads:
             for number, (url, read) in enumerate(zip(urls, reads, strict=True)):
                 faults = [read] if isinstance(read, StreamloadError) else _faults(number, read, known, finder)

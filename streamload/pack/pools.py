@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import chdir, closing, contextmanager, nullcontext, suppress
 from importlib import import_module
+from itertools import islice
 from multiprocessing.connection import Connection
 from threading import Thread
 from types import ModuleType
@@ -85,15 +86,12 @@ def _end_with(life: Connection) -> None:
 
 
 @contextmanager
-def open_pool(address: str | None, at_once: int | None) -> Iterator[Pool | None]:
-    """Open a pool on the Ray cluster at an address; None without an address. Raises ClusterError.
+def ray_pool(address: str, at_once: int | None) -> Iterator[Pool]:
+    """Open a pool on the Ray cluster at an address. Raises ClusterError.
 
     Each call is a task of one CPU, which Ray repeats if its process or node is lost; by default four per CPU are in
     flight. Results are in order. On exit, tasks are cancelled.
     """
-    if address is None:
-        yield None
-        return
     with closing(connect(address)) as cluster:
         cluster.require({"CPU": 1})
         ray = cluster.ray
@@ -101,26 +99,25 @@ def open_pool(address: str | None, at_once: int | None) -> Iterator[Pool | None]
         most = at_once or max(1, int(_AHEAD * ray.cluster_resources().get("CPU", 0)))
         in_flight: deque[Any] = deque()
 
-        def oldest() -> Any:
-            try:
-                return pickle.loads(ray.get(in_flight[0]))
-            except ray.exceptions.RayTaskError as exc:
-                raise exc.cause if isinstance(exc.cause, Exception) else exc from None
-            except ray.exceptions.RayError as exc:
-                raise ClusterError(
-                    f"the Ray cluster at {cluster.address} was lost, or a task {_RETRIES + 1} times with its process "
-                    f"or node ({first_line(exc)}); if memory is short, fewer tasks at once (--workers) need less"
-                ) from None
-
         def results(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
-            for call in calls:
-                if len(in_flight) == most:
-                    yield oldest()
-                    in_flight.popleft()
-                in_flight.append(task.remote(own_version(), os.getcwd(), cloudpickle.dumps(call)))
-            while in_flight:
-                yield oldest()
+            waiting = iter(calls)
+            while True:
+                for call in islice(waiting, most - len(in_flight)):
+                    in_flight.append(task.remote(own_version(), os.getcwd(), cloudpickle.dumps(call)))
+                if not in_flight:
+                    return
+                try:
+                    result = pickle.loads(ray.get(in_flight[0]))
+                except ray.exceptions.RayTaskError as exc:
+                    raise exc.cause if isinstance(exc.cause, Exception) else exc from None
+                except ray.exceptions.RayError as exc:
+                    raise ClusterError(
+                        f"the Ray cluster at {cluster.address} was lost, or a task {_RETRIES + 1} times with its "
+                        f"process or node ({first_line(exc)}); if memory is short, fewer tasks at once (--workers) "
+                        "need less"
+                    ) from None
                 in_flight.popleft()
+                yield result
 
         try:
             yield results

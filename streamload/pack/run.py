@@ -25,8 +25,8 @@ from streamload.index.listing import ShardFinder
 from streamload.index.shard_names import PACKING_FOLDER, SHARDIFY, ShardNaming, read_if_there, write_mark
 from streamload.limits import SMALL_REQUESTS
 from streamload.pack.output import Progress, UsageError, say
-from streamload.pack.pools import Pool, open_pool, processes
-from streamload.storage.protocol import ShardInfo, escaped, same_etag
+from streamload.pack.pools import Pool, processes, ray_pool
+from streamload.storage.protocol import ShardInfo, escaped
 from streamload.storage.storages import Storages
 from streamload.tar.header_writer import END_OF_ARCHIVE
 from streamload.text import counted
@@ -40,7 +40,7 @@ _MOST_BYTES = 1 << 30
 _RUN_FILE = "run.json"
 _RESUME, _OVERWRITE = "--resume (resume=True)", "--overwrite (overwrite=True)"
 _FURTHER = re.compile(r"_\d{6}(?=\.tar\Z)")
-_HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+_HALF_WRITTEN = f".*.{16 * '[0-9a-f]'}.tmp"
 _SHARDS_AT_LEAST = 16
 _MOST_MEASURED = 128
 _FILLED = 0.9
@@ -235,9 +235,8 @@ def pack_into(
             alone = target.storages.is_process_local(target.dest)
             if target.ray is not None and alone:
                 raise UsageError(f"only this process can write to {target.dest!r}; leave out ray")
-            count = 1 if alone or target.ray is not None else target.workers or available_processors()
-            with open_pool(target.ray, target.workers) as cluster, processes(count) as here:
-                pool = here if cluster is None else cluster
+            count = 1 if alone else target.workers or available_processors()
+            with processes(count) if target.ray is None else ray_pool(target.ray, target.workers) as pool:
                 tasks = plan(pool)
                 run.begin(tasks)
                 items = {task.digest: task.items for task in tasks}
@@ -265,10 +264,10 @@ class _Run:
 
     def __init__(self, target: Target, splits: Sequence[str]) -> None:
         self._target, self._splits = target, splits
-        self._root = target.folder("")
-        self._storage, self._path = self._root.storage, self._root.path
-        self._packing = f"{self._root.folder}/{PACKING_FOLDER}"
         self._folders = {split: target.folder(split) for split in ("", *splits)}  # including those of an unfinished run
+        root = self._folders[""]
+        self._storage, self._path = root.storage, root.path
+        self._packing = f"{root.folder}/{PACKING_FOLDER}"
         self._names: dict[str, set[str]] = {}  # of all shards that may exist, by split
         self._is_begun = False
         self.records: dict[str, Record] = {}
@@ -339,7 +338,7 @@ class _Run:
         naming = self._target.naming
         shards = self._storage.list(f"{escaped(self._target.dest)}/*/{naming.before}*{naming.after}")
         others = {info.url.rsplit("/", 2)[-2] for info in shards} - self._folders.keys()
-        if others or self._root.existing(naming):
+        if others or self._folders[""].existing(naming):
             folder = self._target.folder(min(others, default="")).folder
             raise UsageError(f"{folder!r} holds shards of an earlier run with other splits, or none; remove them first")
 
@@ -367,7 +366,7 @@ class _Run:
         for each in self._folders.values() if self._path is not None else ():
             each.remove_abandoned(self._target.naming)
             for folder in (each.folder, f"{each.folder}/{INDEX_FOLDER}", self._packing):
-                for path in filter(_HALF_WRITTEN.fullmatch, glob(".*.tmp", root_dir=folder)):
+                for path in glob(_HALF_WRITTEN, root_dir=folder):
                     os.unlink(f"{folder}/{path}")
 
     def _remove_shards(self, kept: Collection[tuple[str, str]]) -> None:
@@ -381,7 +380,7 @@ class _Run:
             folder = self._folders[task.split].folder
             with suppress(ValueError, LookupError, TypeError, StreamloadError):
                 record = read_record(self._storage.read_bytes(stored[task.digest], most_bytes=_MOST_BYTES), task)
-                kept = all(_is_same(info, self._storage.info(f"{folder}/{name}")) for name, info, _ in record.shards)
+                kept = all(self._storage.info(f"{folder}/{name}")[1:] == info[1:] for name, info, _ in record.shards)
                 return record if kept and (not record.faults or self._target.skip_bad) else None
             return None
 
@@ -451,9 +450,3 @@ class _Run:
             if all(map(is_plain_name, names.keys() - {""})):
                 return names
         raise UsageError(f"{without_secrets(path)!r} was not made by a run, or is damaged; remove it")
-
-
-def _is_same(one: ShardInfo, other: ShardInfo) -> bool:
-    has_etags = one.etag is not None and other.etag is not None
-    is_same_version = same_etag(one.etag, other.etag) if has_etags else one.mtime_ns == other.mtime_ns
-    return one.bytes == other.bytes and is_same_version
