@@ -146,6 +146,6 @@ CALLER_SHARDS_SHARE = 6
 
 # -- requests at once -------------------------------------------------------------------------------------------------
 # For parts: at first, and later.
-FIRST_REQUESTS, MOST_REQUESTS = 24, 64
+FIRST_REQUESTS, MOST_REQUESTS = 32, 64
 # For each other kind: sizes, tables, labels, ranges of single samples, files of the cache, copies of whole files.
 SMALL_REQUESTS = 16
