@@ -7,7 +7,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from typing import Any
@@ -96,26 +96,22 @@ class RandomAccess:
         self._reader: object = None
         self._lock = threading.Lock()
 
-    def counts(self) -> list[int]:
-        """Return the samples of each shard; shards without an index are scanned.
+    def counts_and_fields(self) -> tuple[Sequence[int], list[str]]:
+        """Return the samples of each shard, and all fields, sorted; shards without an index are scanned.
 
         Raises:
             StreamloadError: a shard or an index cannot be read, or is damaged.
         """
-        if self._listing.counts is not None:
-            return list(self._listing.counts)
-        shards = range(len(self._listing.shards))
-        with self._lock:
-            for start in range(0, len(shards), _TABLES_AT_ONCE):
-                self._have_tables(shards[start : start + _TABLES_AT_ONCE])
-            counts: list[int] = self.tables.counts.values.tolist()
-        return counts
-
-    def fields(self) -> tuple[str, ...]:
-        """Return the fields of all shards that are scanned or indexed, sorted."""
-        held = (self.tables.at_hand(shard) for shard in range(len(self._listing.shards)))
-        names = {name for table in held if table is not None for name in table.fields}
-        return tuple(sorted(names.union(self._listing.fields)))
+        counts, fields = self._listing.counts, set(self._listing.fields)
+        if counts is None:
+            with self._lock:
+                for shard in range(len(self._listing.shards)):
+                    if shard % _TABLES_AT_ONCE == 0:
+                        self._have_tables(range(shard, min(shard + _TABLES_AT_ONCE, len(self._listing.shards))))
+                    table = self.tables.at_hand(shard)
+                    fields.update(() if table is None else table.fields)
+                counts = self.tables.counts.values.tolist()
+        return counts, sorted(fields)
 
     def labels(self) -> NDArray[np.int64]:
         """Return the integer in each sample's `cls`, int64[samples]. Raises what `read_columns` raises."""
@@ -200,10 +196,7 @@ class RandomAccess:
 
 _ITERATED_TOGETHER = 32
 _SEEDS = (1 << 63) - 1
-# Attributes that are pickled separately, or not at all; others belong to a subclass.
-_NOT_PICKLED = {
-    *("_options", "_listing", "_ends", "_selected", "_job", "_access", "_has_own_samples", "_makers", "labels"),
-}
+_OF_PROCESS = ("_access", "_makers", "labels")
 
 
 class TarDataset(OpenDataset, torch_data.Dataset[Any]):
@@ -276,7 +269,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
                         url=shard.url,
                     )
             with closing(RandomAccess(listing, client)) as access:
-                counts, fields_there = access.counts(), access.fields()
+                counts, fields_there = access.counts_and_fields()
                 skipped_members = SkippedMembers()
                 skipped_members.inspect(access.tables.skipped)
                 if not sum(counts):
@@ -286,7 +279,13 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
                 warn_of_separate_crops(options.transform)
                 client.check_classes({"": portion}, [listing], options)
             selected = None if where is None else np.flatnonzero(client.select(portion.selection, listing))
-        self._start(options, listing, np.cumsum(counts, dtype=np.int64), selected)
+        self._options, self._listing, self._selected = options, listing, selected
+        self._ends = np.cumsum(counts, dtype=np.int64)
+        self._job = options.job()._replace(expansion_limit_bytes=DECOMPRESSED_LIMIT_BYTES)  # without a budget
+        self._access: RandomAccess | None = None
+        # A subclass's `__getitem__` is called for each sample.
+        self._has_own_samples = type(self).__getitem__ is not TarDataset.__getitem__
+        self._makers = threading.local()  # a RowMaker is not thread-safe
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -316,14 +315,14 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield all samples in order. An error is raised in place of its sample."""
-        if self._has_own_samples:
-            yield from map(self.__getitem__, range(len(self)))
-            return
-        for start in range(0, len(self), _ITERATED_TOGETHER):
-            values, failure = self._made(range(start, min(start + _ITERATED_TOGETHER, len(self))))
+        together = 1 if self._has_own_samples else _ITERATED_TOGETHER
+        for start in range(0, len(self), together):
+            numbers = range(start, min(start + together, len(self)))
+            try:
+                values: Iterable[Any] = self.__getitems__(numbers)
+            except (SampleError, ShardChangedError):
+                values = map(self.__getitem__, numbers)  # those before the failed one are made again
             yield from values
-            if failure is not None:
-                raise failure
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
@@ -350,34 +349,16 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         return f"<TarDataset of {held} from {without_secrets(shards[0].url)!r}>"
 
     def __getstate__(self) -> bytes:
-        own = {name: value for name, value in vars(self).items() if name not in _NOT_PICKLED}
-        pickled: bytes = cloudpickle.dumps((self._options, self._listing, self._ends, self._selected, own))
+        pickled: bytes = cloudpickle.dumps({k: v for k, v in vars(self).items() if k not in _OF_PROCESS})
         return pickled
 
     def __setstate__(self, pickled: bytes) -> None:
-        *given, own = cloudpickle.loads(pickled)
-        self._start(*given)
-        self.__dict__.update(own)
+        self.__dict__.update(cloudpickle.loads(pickled))
+        self._access, self._makers = None, threading.local()
 
     def _samples(self, indices: Sequence[int]) -> list[Any]:
-        values, failure = self._made(indices)
-        if failure is not None:
-            raise failure
-        return values
-
-    def _start(
-        self, options: Options, listing: Listing, ends: NDArray[np.int64], selected: NDArray[np.int64] | None
-    ) -> None:
-        self._options, self._listing, self._ends, self._selected = options, listing, ends, selected
-        self._job = options.job()._replace(expansion_limit_bytes=DECOMPRESSED_LIMIT_BYTES)  # without a budget
-        self._access: RandomAccess | None = None
-        # A subclass's `__getitem__` is called for each sample.
-        self._has_own_samples = type(self).__getitem__ is not TarDataset.__getitem__
-        self._makers = threading.local()  # a RowMaker is not thread-safe
-
-    def _made(self, indices: Sequence[int]) -> tuple[list[Any], Exception | None]:
         if not len(indices):
-            return [], None
+            return []
         numbers = self._checked(indices)
         shards = np.searchsorted(self._ends, numbers, "right")
         samples = numbers - np.concatenate(([0], self._ends))[shards]
@@ -386,11 +367,9 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         access = self._here()
         planned, data = access.rows(block, self._job.fields, verify=self._options.verify)
         made = self._maker().make(planned.table, data, _FromTorch(), keys=planned.keys)
-        values = made.rows.as_list()
-        if not made.failures:
-            return values, None
-        first = min(made.failures)
-        return values[:first], access.error(made.failures[first])
+        if made.failures:
+            raise access.error(made.failures[min(made.failures)])
+        return made.rows.as_list()
 
     def _maker(self) -> RowMaker:
         if not hasattr(self._makers, "maker"):
