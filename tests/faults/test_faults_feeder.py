@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from late_cuda import LateCuda
 from make_shards import write_numbers
 from processes import children, gone, wait_until
 from transforms import negative, slow
@@ -113,21 +112,6 @@ def test_asynchronously_in_the_order_of_a_sampler(source: str) -> None:
         return got
 
     assert asyncio.run(loop()) == expected
-
-
-@pytest.mark.exhaustive
-def test_what_was_copied_ahead_is_neither_lost_nor_given_twice(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, cuda = undisturbed(source), LateCuda(monkeypatch)
-    got, killed = [], list[int]()
-    with loader_of(source, device="cuda", prefetch_batches=4) as loader:
-        for batch in loader:
-            got.append(cuda.read(batch[0]))
-            if cuda.begun > len(got) and not killed:
-                killed = kill_feeder()
-            time.sleep(0 if killed else 0.05)
-        assert loader.statistics().restarted_workers == 1
-    assert got == expected
-    assert cuda.too_early == 0
 
 
 @pytest.mark.exhaustive

@@ -54,13 +54,6 @@ def fetch(window: PartWindow, size: int = 10) -> int | None:
     return key
 
 
-def test_nothing_is_admitted_beyond_the_budget() -> None:
-    window = PartWindow(35)
-    batch(window, 0, 1, 2, 3)
-    assert [fetch(window) for _ in range(4)] == [*keys(0, 1, 2), None]
-    assert window.used_bytes == 30
-
-
 def test_scans_that_come_first_evict_what_is_planned() -> None:
     window = PartWindow(20)
     batch(window, 0, 1)

@@ -36,19 +36,6 @@ def served(folder: Path) -> dict[str, bytes]:
     return {f"data/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_damaged_table_is_an_error_where_it_is_needed(folder: Path) -> None:
-    (file,) = (folder / ".streamload").glob("tables-*.bin")
-    content = bytearray(file.read_bytes())
-    for name in ("part1-000000.tar", "part2-000000.tar"):
-        content[read_index(folder / ".streamload").shard(name).start] ^= 1
-    file.write_bytes(content)
-    dataset = Dataset(list_shards(folder))
-    assert dataset.find(0) is not None
-    for damaged in (1, 2):
-        with pytest.raises(DatasetIndexError):
-            dataset.find(damaged)
-
-
 @pytest.fixture
 def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each table is read alone, and only one is kept."""
@@ -68,15 +55,6 @@ async def test_tables_beyond_the_limit_are_dropped_unless_held(folder: Path, no_
         missing = dataset.hold(range(3))
         await dataset.fetch(missing[0])
     assert dataset.hold(range(3)) == []
-
-
-def test_a_table_that_was_read_elsewhere_need_not_be_read(folder: Path) -> None:
-    table = table_in(read_index(folder / ".streamload"), "part0-000000.tar")
-    dataset = Dataset(list_shards(folder))
-    dataset.add(0, table)
-    assert dataset.hold(range(3)) == [1, 2]
-    assert dataset.locate(0) == (table, 0)
-    assert dataset.find(0) is dataset.at_hand(0) is table
 
 
 @pytest.mark.parametrize("left_bytes", [0, 8, 400])

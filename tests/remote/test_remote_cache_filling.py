@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from places import Place, write_datasets
+from places import Place
 from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
@@ -16,18 +15,11 @@ from streamload.feeder import stream
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
 MB = 1_000_000
+SIZES = [[MB] * 30, [1000] * 40]
+"""A shard of four parts, and one of small samples."""
 DEADLINE_S = 10.0
 SEED = 0
 """The large shard comes first."""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
-    """A shard of 30 samples in four parts, and one of 40 small samples."""
-    folder = tmp_path_factory.mktemp("filling")
-    write_datasets(folder, [[MB] * 30, [1000] * 40], [])
-    with FaultServer(folder) as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from places import Place, write_datasets
+from places import Place
 from servers.faults import FaultServer
 
 from streamload import StreamLoader
 from streamload.errors import TransformError
 
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
-    folder = tmp_path_factory.mktemp("caller")
-    write_datasets(folder, [[200] * 10] * 3, [])
-    with FaultServer(folder) as running:
-        yield running
+SIZES = [[200] * 10] * 3
 
 
 def loader_of(server: FaultServer, transform: Any, **options: Any) -> StreamLoader:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import gzip
 import os
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +29,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for shard in (made / "plain").iterdir():
         (made / "gz" / f"{shard.name}.gz").write_bytes(gzip.compress(shard.read_bytes(), 0, mtime=0))
     return made
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[FaultServer]:
-    with FaultServer(folder) as running:
-        yield running
 
 
 def loader_of(place: Place, form: str = "gz", **options: Any) -> StreamLoader:
@@ -65,7 +57,6 @@ def test_a_later_loader_fetches_nothing_of_them(
     server: FaultServer, folder: Path, right: list[Step], tmp_path: Path
 ) -> None:
     size = sum(path.stat().st_size for path in (folder / "gz").iterdir())
-    server.play(Script())
     assert read(server, cache_dir=tmp_path) == right
     first = server.report()
     assert size <= first.sent_bytes <= 1.05 * size
@@ -76,33 +67,12 @@ def test_a_later_loader_fetches_nothing_of_them(
 
 @pytest.mark.usefixtures("feeders_in_threads")
 def test_several_epochs_of_one_loader_fetch_them_once(server: FaultServer, folder: Path, tmp_path: Path) -> None:
-    server.play(Script())
     options = {"cache_dir": tmp_path, "memory_budget": 60 * MB, "shuffle": 4}
     with loader_of(Place(server.url), **options) as loader:
         for _ in range(3):
             assert sorted(label for _, labels in loader for label in labels.tolist()) == list(range(24))
     size = sum(path.stat().st_size for path in (folder / "gz").iterdir())
     assert server.report().sent_bytes <= 1.05 * size
-
-
-@pytest.mark.exhaustive
-def test_loaders_beside_each_other_do_not_wait_for_each_other(
-    server: FaultServer, folder: Path, right: list[Step], tmp_path: Path
-) -> None:
-    """Each shard is filled by one of them, and a third one fetches nothing."""
-    server.play(Script(first_byte_s=0.05))
-    found: list[list[Step]] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(read(server, cache_dir=tmp_path, num_workers=1))) for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [right] * 2
-    server.play(Script())
-    assert read(server, cache_dir=tmp_path) == right
-    assert server.report().sent_bytes == len(SIZES)
 
 
 @pytest.mark.usefixtures("feeders_in_threads")
@@ -128,7 +98,6 @@ def test_where_the_disk_fails_they_are_read_without_it(
         return real(*arguments, **options)
 
     monkeypatch.setattr(module, call, failing)
-    server.play(Script())
     assert read(server, cache_dir=tmp_path) == right
     assert calls > number
     assert len(caplog.records) == 1

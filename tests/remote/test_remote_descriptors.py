@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from places import Place, write_datasets
+from places import Place
 from preloaded import Preloaded
 from servers.faults import FaultServer
 
 SHARDS = 150
 PER_SHARD = 4
+SIZES = [[64] * PER_SHARD] * SHARDS
 MOST_OPEN = 128
 
 SCRIPT = textwrap.dedent(
@@ -34,19 +34,6 @@ SCRIPT = textwrap.dedent(
         print("==")
     """
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("many")
-    write_datasets(found, [[64] * PER_SHARD] * SHARDS, [])
-    return found
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[FaultServer]:
-    with FaultServer(folder) as found:
-        yield found
 
 
 def said(preloaded: Preloaded, *runs: tuple[str, str, dict[str, object]]) -> list[list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,60 +10,12 @@ import fsspec.asyn
 import pytest
 from closed_when_late import ClosedWhenLate
 from matrix import exhaustive
-from places import Place, write_datasets
 from preloaded import Preloaded
 from processes import alive, children, wait_until
 from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
 from streamload.errors import LoaderClosedError
-
-SCRIPT = textwrap.dedent(
-    """
-    import atexit, sys
-
-    @atexit.register
-    def name_loops():
-        import asyncio, gc
-        print([found for found in gc.get_objects() if isinstance(found, asyncio.BaseEventLoop)], flush=True)
-
-    from streamload import StreamLoader
-
-    how, urls = sys.argv[1], sys.argv[2:]
-    loader = StreamLoader(urls, 2, fields=("cls",), num_workers=0)
-    batches = iter(loader)
-    next(batches)
-    if how == "close":
-        loader.close()
-    if how == "raise":
-        sys.exit(7)
-
-    class Late:  # the interpreter takes its time to end, in which answers come
-        def __del__(self):
-            [number * number for number in range(2_000_000)]
-
-    sys.late = Late()
-    """
-)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
-    folder = tmp_path_factory.mktemp("exit")
-    write_datasets(folder, [[30_000] * 10] * 16, [])
-    with FaultServer(folder, Script(bytes_per_s=1e6)) as found:
-        yield found
-
-
-@pytest.mark.parametrize(("how", "status"), [("close", 0), ("raise", 7), ("nothing", 0)])
-@pytest.mark.exhaustive
-def test_a_program_that_ends_while_shards_are_on_their_way(
-    preloaded: Preloaded, server: FaultServer, how: str, status: int
-) -> None:
-    urls = Place(server.url).urls("indexed", range(16))
-    ended = preloaded.run(SCRIPT, how, *urls)
-    assert (ended.status, ended.output) == (status, "[]\n"), "no event loop was ever in this process"
-
 
 STARTED = textwrap.dedent(
     """
@@ -98,13 +49,6 @@ def test_a_feeder_that_waits_for_the_disk_cache_ends_with_its_trainer(
         assert wait_until(lambda: not any(alive(process.pid) for process in started))
 
 
-@pytest.fixture(scope="module")
-def fsspec_loop() -> None:
-    """The thread of fsspec's own, which stays."""
-    fsspec.asyn.get_loop()
-
-
-@pytest.mark.usefixtures("fsspec_loop")
 @pytest.mark.parametrize("through_fsspec", [False, exhaustive((True,))])
 def test_a_loader_without_workers_closes_while_its_storage_is_silent(
     tmp_path: Path, through_fsspec: bool, monkeypatch: pytest.MonkeyPatch

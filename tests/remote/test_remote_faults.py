@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +22,8 @@ from streamload.errors import (
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
 SIZES = [[30_000] * 40] * 5
+COMPRESSED = ["gz"]
 LABELS = list(range(200))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("faulty")
-    write_datasets(found, SIZES, ["gz"])
-    return found
-
-
-@pytest.fixture(scope="module")
-def running(folder: Path) -> Iterator[FaultServer]:
-    with FaultServer(folder) as server:
-        yield server
-
-
-@pytest.fixture
-def server(running: FaultServer) -> FaultServer:
-    running.play(Script())
-    return running
 
 
 def urls_of(server: FaultServer, form: str = "plain") -> list[str]:
@@ -74,12 +55,29 @@ def fails_and_goes_on(server: FaultServer, script: Script, kind: type[Streamload
 
 @pytest.mark.parametrize(
     ("script", "form", "workers"),
-    [({"cut_share": 0.7}, "gz", 0), ({"short_share": 0.3}, "plain", 0), ({"reset_share": 0.5}, "indexed", 1)],
+    [
+        ({"cut_share": 0.7}, "gz", 0),
+        ({"short_share": 0.3}, "plain", 0),
+        ({"whole_share": 0.3}, "plain", 0),
+        ({"wrong_range_share": 0.3}, "plain", 0),
+        ({"reset_share": 0.5}, "indexed", 1),
+    ],
 )
 def test_what_passes_is_not_seen(server: FaultServer, script: dict[str, float], form: str, workers: int) -> None:
     with loader_of(urls_of(server, form), num_workers=workers) as loader:
         server.play(Script(seed=7, **script))
         assert labels_of(loader) == LABELS
+
+
+def test_a_server_that_never_serves_parts_is_given_up(server: FaultServer) -> None:
+    server.play(Script(whole_share=1.0))
+    advice = r"does not serve parts of files .*nginx, caddy, rclone serve.*copy the shards"
+    with loader_of([url.replace("://", "://user:told@") for url in urls_of(server)]) as loader:
+        with pytest.raises(StorageError, match=f"{advice}.*part00") as caught:
+            labels_of(loader)
+    assert "told" not in str(caught.value)
+    requested = [path for method, path, _ in server.report().log if method == "GET"]
+    assert max(requested.count(path) for path in requested) <= 6, "five times, and once to look at it"
 
 
 def test_a_shard_that_is_denied(server: FaultServer) -> None:
@@ -166,39 +164,18 @@ def test_an_empty_shard_is_the_same_error_as_a_local_one(folder: Path, tmp_path:
     assert errors[0] == errors[1]
 
 
-def test_a_host_that_does_not_exist() -> None:
-    url = "s3://bucket/part000-000000.tar"
-    options = {"endpoint_url": "http://127.0.0.1:9", "key": "a", "secret": "b"}
-    with pytest.raises(StorageError, match=r"endpoint_url.*s3://bucket"):
-        loader_of(url, storage_options=options)
-
-
 def test_credentials_and_buckets_that_are_wrong(rclone_s3: S3Server, caplog: pytest.LogCaptureFixture) -> None:
     (rclone_s3.folder / "rights").mkdir(exist_ok=True)
     with_tls = rclone_s3.endpoint.replace("http:", "https:")
     for url, options, kind, words in (
         ("s3://rights/a.tar", {"secret": "wrong"}, StorageError, "SignatureDoesNotMatch"),
         ("s3://rights/a.tar", {"key": "wrong"}, StorageError, "InvalidAccessKeyId"),
+        ("s3://rights/a.tar", {"endpoint_url": "http://127.0.0.1:9"}, StorageError, r"endpoint_url.*s3://rights"),
         ("s3://rights/a.tar", {"endpoint_url": with_tls}, StorageError, "does not speak TLS; check https://"),
         ("s3://rights/a.tar", {}, ShardNotFoundError, "no such shard"),
         ("s3://no-such-bucket/a.tar", {}, ShardNotFoundError, "no such bucket.*no-such-bucket/a.tar"),
-        ("s3://no-such-bucket/{000..003}.tar", {}, ShardNotFoundError, "bucket"),
         ("s3://no-such-bucket/{000..003}.tar", {}, ShardNotFoundError, "bucket"),
     ):
         with pytest.raises(kind, match=words):
             loader_of(url, storage_options={**rclone_s3.options, **options})
     caplog.clear()  # a record holds its error, and so whatever that error's frames hold
-
-
-def test_a_scheme_that_is_misspelt() -> None:
-    with pytest.raises(ValueError, match=r"s4"):
-        loader_of("s4://bucket/a.tar")
-
-
-def test_a_loop_that_is_left_and_begun_again(server: FaultServer) -> None:
-    server.play(Script(bytes_per_s=3e6))
-    with loader_of(urls_of(server)) as loader:
-        for _ in loader:
-            break
-        server.play(Script())
-        assert labels_of(loader) == LABELS

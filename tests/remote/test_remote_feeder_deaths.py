@@ -6,35 +6,21 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from late_cuda import LateCuda
 from matrix import exhaustive
-from places import Place, local, write_datasets
+from places import Place, local
 from processes import children
 from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
 
 SIZES = [[30_000] * 40] * 5
+COMPRESSED = ["gz"]
 LABELS = list(range(200))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("deaths")
-    write_datasets(folder, SIZES, ["gz"])
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[FaultServer]:
-    with FaultServer(folder) as running:
-        running.play(Script(bytes_per_s=3e6))
-        yield running
 
 
 def loader_of(place: Place, form: str, **options: Any) -> StreamLoader:
@@ -74,6 +60,7 @@ def test_killed_at_random_instants(
     kills: int,
 ) -> None:
     """Feeders, and where so many are killed as many workers."""
+    server.play(Script(bytes_per_s=3e6))
     generator, cuda = random.Random(workers), LateCuda(monkeypatch)
     modules = ["streamload.feeder", "workers.worker"] if workers and kills > 1 else ["streamload.feeder"]
     due = [module for module in modules for _ in range(kills)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +31,14 @@ TASKS_BYTES = 8 * (20 << 20)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of 20 MB with fields of 1 MB, and such with tiny ones."""
     folder = tmp_path_factory.mktemp("memory")
     for name, size_bytes in (("large", FIELD_BYTES), ("tiny", 100)):
         with ShardWriter(folder / name / "%06d.tar", max_count=20) as writer:
             for number in range(SAMPLES):
                 writer.write({"__key__": f"{number:06d}", "bin": bytes([number % 256]) * size_bytes, "cls": number})
-    with FaultServer(folder) as running:
-        yield running
+    return folder
 
 
 def peak_bytes(server: FaultServer, name: str, batch_size: int, budget_mib: int, **options: Any) -> int:

@@ -9,7 +9,7 @@ import pytest
 from feeder_in_thread import use_feeders_in_threads
 from fsspec.implementations.local import LocalFileSystem
 from matrix import exhaustive
-from places import local, steps, write_datasets
+from places import local, steps
 from preloaded import Preloaded
 
 from streamload import StreamLoader
@@ -42,13 +42,6 @@ options = dict(batch_size=40, fields=("cls",), num_workers=eval(sys.argv[2]), fi
 with StreamLoader(sys.argv[1], **options) as loader:
     print([len(labels) for (labels,) in loader])
 """
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("mounted")
-    write_datasets(folder, SIZES, [])
-    return folder
 
 
 @pytest.mark.parametrize("form", ["indexed", "plain"])

@@ -57,7 +57,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sources]:
     folder = tmp_path_factory.mktemp("random")
     for name, lengths in SHARDS.items():
         write_datasets(folder / name, lengths, ["gz", "zst"])
-    fsspec.asyn.get_loop()  # starts the thread of fsspec's own, which stays
     with FaultServer(folder) as server:
         yield Sources(folder, server)
 

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from places import Place, write_datasets
+from places import Place
 from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
 
 _SHARDS = 24
 _SAMPLES = 20
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("ranks")
-    write_datasets(found, [[40_000] * _SAMPLES] * _SHARDS, [])
-    return found
-
-
-@pytest.fixture(scope="module")
-def running(folder: Path) -> Iterator[FaultServer]:
-    with FaultServer(folder) as server:
-        yield server
+SIZES = [[40_000] * _SAMPLES] * _SHARDS
 
 
 def epochs_of_two_ranks(server: FaultServer, **options: Any) -> list[list[int]]:
@@ -64,23 +51,22 @@ def fetched_share(server: FaultServer, folder: Path) -> float:
 
 
 @pytest.mark.exhaustive
-def test_two_ranks_fetch_each_part_once_an_epoch(running: FaultServer, folder: Path) -> None:
-    running.play(Script())
-    first, second = epochs_of_two_ranks(running, memory_budget="8MB")
+def test_two_ranks_fetch_each_part_once_an_epoch(server: FaultServer, folder: Path) -> None:
+    first, second = epochs_of_two_ranks(server, memory_budget="8MB")
     assert sorted(first) == sorted(second) == list(range(_SHARDS * _SAMPLES))
     assert first != second
     # In each epoch's order there is one shard that the ranks share; the budget holds less than half of the dataset.
-    assert fetched_share(running, folder) <= 2 * 1.1
+    assert fetched_share(server, folder) <= 2 * 1.1
 
 
 def test_two_ranks_with_one_cache_fetch_nothing_in_a_second_run(
-    running: FaultServer, folder: Path, tmp_path: Path
+    server: FaultServer, folder: Path, tmp_path: Path
 ) -> None:
     """In the first, both may fetch a shard at the same time, since none waits for the other."""
     options: dict[str, Any] = {"memory_budget": "8MB", "cache_dir": tmp_path / "cache"}
     for _ in range(2):
-        running.play(Script())
-        first, second = epochs_of_two_ranks(running, **options)
+        server.play(Script())
+        first, second = epochs_of_two_ranks(server, **options)
         assert sorted(first) == sorted(second) == list(range(_SHARDS * _SAMPLES))
         assert first != second
-    assert fetched_share(running, folder) <= 0.01
+    assert fetched_share(server, folder) <= 0.01

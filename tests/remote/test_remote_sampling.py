@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from matrix import exhaustive
-from places import Place, local, write_datasets
+from places import Place, local
 from servers.faults import FaultServer, Script
 
 from streamload import Mixture, StreamLoader
@@ -30,19 +29,6 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "mixture": {"shuffle": 10, "epoch_size": 120},
 }
 ALWAYS = ("balanced", "two and a half passes", "sampler")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sampling")
-    write_datasets(folder, SIZES, [])
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[FaultServer]:
-    with FaultServer(folder) as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +90,5 @@ def test_tables_of_more_shards_at_once_than_are_kept(
     """Each that came took the room of one that had come before, forever."""
     monkeypatch.setattr("streamload.index.dataset.LEAST_TABLES_BYTES", 1)
     monkeypatch.setattr("streamload.index.dataset.MOST_TABLES_BYTES", 1)
-    server.play(Script())
     assert epochs(Place(server.url), "sampler") == epochs(local(folder), "sampler")
     assert server.report().requests < 100

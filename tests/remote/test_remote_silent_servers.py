@@ -33,20 +33,6 @@ SHORT_RETRIES = RetryPolicy(
 )
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
-    folder = tmp_path_factory.mktemp("patience")
-    write_datasets(folder, SIZES, [])
-    with FaultServer(folder) as server:
-        yield server
-
-
-@pytest.fixture
-def server(running: FaultServer) -> FaultServer:
-    running.play(Script())
-    return running
-
-
 def have_policy(monkeypatch: pytest.MonkeyPatch, policy: RetryPolicy) -> None:
     """From now on loaders make requests again in this way."""
     usual = Options.fetching
@@ -88,25 +74,6 @@ def test_a_server_that_never_answers(server: FaultServer, tmp_path: Path) -> Non
         assert caught.value.url.startswith(f"{server.url}/plain/")
         server.play(Script())
         assert list(checked_labels(loader)) == LABELS
-
-
-@pytest.mark.parametrize("fault", ["wrong_range_share", "whole_share"])
-@pytest.mark.usefixtures("impatient")
-def test_answers_to_other_questions(server: FaultServer, fault: str) -> None:
-    server.play(Script())
-    with loader_of(server, "plain") as loader:
-        server.play(Script(seed=3, **{fault: 0.4}))
-        got: list[int] = []
-        failure: StorageError | None = None
-        try:
-            got.extend(checked_labels(loader))
-        except StorageError as error:
-            failure = error
-        assert got == LABELS[: len(got)]
-        if failure is None:
-            assert got == LABELS
-        else:
-            assert str(failure.url).startswith(f"{server.url}/plain/")
 
 
 def later_on(folder: Path, port: int) -> FaultServer:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec.asyn
 import pytest
 from indexed_shards import read_index
-from places import Place, write_datasets
+from places import Place
 from servers.faults import FaultServer, Script
 
 from streamload import ShardWriter, StreamLoader
@@ -17,16 +16,8 @@ from streamload.order.randomness import permutation
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
+SIZES = [[2_000] * 30] * 3
 LABELS = list(range(90))
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
-    folder = tmp_path_factory.mktemp("failing")
-    write_datasets(folder, [[2_000] * 30] * 3, [])
-    fsspec.asyn.get_loop()  # starts the thread of fsspec's own, which stays
-    with FaultServer(folder) as running:
-        yield running
 
 
 def labels_from(server: FaultServer, *, through_fsspec: bool) -> list[int]:

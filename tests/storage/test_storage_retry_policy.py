@@ -151,25 +151,6 @@ def test_the_header_is_found_in_what_a_filesystem_raises(told: dict[str, object]
     assert "told-secret" not in str(error)
 
 
-def test_an_outage_is_reported_once_with_what_fails_and_for_how_long(caplog: pytest.LogCaptureFixture) -> None:
-    retries, clock = Retries(), Clock()
-    several = [retries.begin(f"https://me:told@host/{number}.tar?sig=told", clock) for number in range(5)]
-    for _ in range(4):
-        clock.now_s += 2.0
-        for attempts in several:
-            attempts.wait_s(BUSY)
-    (record,) = caplog.records
-    assert (record.name, record.levelname) == ("streamload", "WARNING")
-    said = "https://host/0.tar: busy. Nothing has come from there for 6.0 s; it is tried for up to 114 s more"
-    assert record.getMessage() == said
-    several[0].progressed()
-    for _ in range(4):
-        several[1].wait_s(BUSY)
-        clock.now_s += 2.0
-    several[1].wait_s(BUSY)
-    assert len(caplog.records) == 2, "of the next one too"
-
-
 class Tries:
     """Notes how each try has failed."""
 

@@ -168,12 +168,6 @@ def labels_only(samples: list[Any]) -> list[int]:
     return [label for _, label in samples]
 
 
-def checksum(sample: Any) -> Any:
-    """The checksum of a sample's data, and its label."""
-    data, label = sample
-    return zlib.crc32(data), label
-
-
 def large_result(samples: Any) -> Any:
     """20 MiB for each sample."""
     return np.zeros((len(samples), 20 << 20), np.uint8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
@@ -18,7 +17,6 @@ from streamload.tar.decompression import (
     Compression,
     Decompressor,
     compression_of,
-    decompress,
 )
 
 CONTENT = mixed(700_000)
@@ -173,28 +171,3 @@ def test_a_bomb_is_refused_before_it_has_gone_off(compression: Compression) -> N
 
 
 # -- driven by a loop ----------------------------------------------------------------------------------------------
-
-
-async def _chunks(data: bytes, size: int) -> AsyncIterator[bytes]:
-    for start in range(0, len(data), size):
-        yield data[start : start + size]
-
-
-@pytest.mark.parametrize("compression", ALL)
-async def test_decompress_writes_every_byte_at_its_offset(compression: Compression) -> None:
-    result = bytearray(len(CONTENT))
-
-    def write(offset: int, piece: bytes) -> None:
-        assert result[offset : offset + len(piece)] == bytes(len(piece))
-        result[offset : offset + len(piece)] = piece
-
-    data = compressed(compression, CONTENT)
-    size = await decompress(_chunks(data, 100_000), Decompressor(compression, URL), write)
-    assert size == len(CONTENT)
-    assert result == CONTENT
-
-
-async def test_decompress_raises_where_the_body_ends_early() -> None:
-    data = compressed(Compression.ZSTD, CONTENT)[:-1]
-    with pytest.raises(ShardFormatError, match="cut"):
-        await decompress(_chunks(data, 1_000), Decompressor(Compression.ZSTD, URL), lambda offset, piece: None)
