@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from urllib.parse import unquote, urlsplit
 
-from servers.threaded_server import Answer, ThreadedServer
+from servers.threaded_server import Answer, ThreadedServer, part_of
 
 _COMMIT = "0" * 40
 
@@ -45,9 +45,8 @@ class Hub(ThreadedServer):
         self.ranges.append((path, requested))
         if requested is None:
             return 200, {}, content
-        first, _, last = requested.removeprefix("bytes=").partition("-")
-        start, end = int(first), min(len(content), int(last) + 1)
-        return 206, {"Content-Range": f"bytes {start}-{end - 1}/{len(content)}"}, content[start:end]
+        start, part = part_of(content, requested)
+        return 206, {"Content-Range": f"bytes {start}-{start + len(part) - 1}/{len(content)}"}, part
 
     def _entries(self, folder: str) -> list[dict[str, object]]:
         inside = f"{folder}/" if folder else ""

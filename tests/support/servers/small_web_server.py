@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from servers.threaded_server import Answer, ThreadedServer
+from servers.threaded_server import Answer, ThreadedServer, part_of
 
 
 class SmallWebServer(ThreadedServer):
@@ -53,6 +53,5 @@ class SmallWebServer(ThreadedServer):
         requested = headers.get("Range")
         if method == "HEAD" or requested is None:
             return 200, known, content
-        first, _, last = requested.removeprefix("bytes=").partition("-")
-        start, end = int(first), min(len(content), int(last) + 1) if last else len(content)
-        return 206, known | {"Content-Range": f"bytes {start}-{end - 1}/{len(content)}"}, content[start:end]
+        start, part = part_of(content, requested)
+        return 206, known | {"Content-Range": f"bytes {start}-{start + len(part) - 1}/{len(content)}"}, part

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, Self
 
 Answer = tuple[int, Mapping[str, str], bytes]
-"""Status, headers and body."""
+"""Status, headers and body; headers without a value are not sent, also not the length."""
+
+
+def part_of(content: bytes, requested: str) -> tuple[int, bytes]:
+    """Where a part begins that a Range header asks for, and its bytes; the whole without one."""
+    first, _, last = requested.removeprefix("bytes=").partition("-")
+    start = int(first or 0)
+    return start, content[start : int(last) + 1 if last else len(content)]
 
 
 class ThreadedServer(ABC):
@@ -61,8 +68,9 @@ class ThreadedServer(ABC):
                 given = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 status, headers, body = answer(self.command, self.path, self.headers, given)
                 self.send_response(status)
-                for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                    self.send_header(name, value)
+                for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                    if value:
+                        self.send_header(name, value)
                 self.end_headers()
                 if self.command != "HEAD":
                     self.wfile.write(body)
