@@ -12,7 +12,10 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.arrow import ArrowFSWrapper
+from fsspec.implementations.dirfs import DirFileSystem
 from matrix import exhaustive
+from pyarrow.fs import LocalFileSystem
 from servers.nginx import WebServer
 from servers.rclone import S3Server
 from through_fsspec import through_fsspec
@@ -62,6 +65,12 @@ def filesystem_local(folder: Path) -> Place:
     return Place(Storages(filesystem=fsspec.filesystem("file")), f"file://{folder}", writer(folder))
 
 
+def pyarrow_wrapped(folder: Path) -> Place:
+    """As fsspec's own `hdfs://` is; it makes no folder to write to."""
+    filesystem = DirFileSystem(str(folder), ArrowFSWrapper(LocalFileSystem()))
+    return Place(Storages(filesystem=filesystem), "dir://", writer(folder), writes=False)
+
+
 def memory(folder: Path) -> Place:
     fs = fsspec.filesystem("memory")
     root = f"memory://{folder.name}"
@@ -93,7 +102,16 @@ def fsspec_http(server: WebServer, folder: Path) -> Place:
     return Place(Storages(filesystem=through_fsspec("http")), *web(server, folder), lists=False, writes=False)
 
 
-PLACES = [local, filesystem_local, memory, obstore_s3, exhaustive((s3fs_s3,)), obstore_http, fsspec_http]
+PLACES = [
+    local,
+    filesystem_local,
+    pyarrow_wrapped,
+    memory,
+    obstore_s3,
+    exhaustive((s3fs_s3,)),
+    obstore_http,
+    fsspec_http,
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
