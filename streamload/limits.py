@@ -109,8 +109,6 @@ REQUESTS_BYTES = 112 << 20
 REQUEST_BYTES = REQUESTS_BYTES // 28
 # The division of a budget too small for `REQUESTS_BYTES`: parts to requests.
 PARTS_PROPORTION, REQUESTS_PROPORTION = 25, 7
-# The share of the budget for expanded fields in all workers together, if any field can expand.
-EXPANSION_SHARE = 4
 # Remote shards scanned ahead of the plan.
 SCANNED_SHARDS = 32
 # Maximum parts that scans hold ahead of the one being read, and their share of the budget.

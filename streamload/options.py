@@ -18,19 +18,18 @@ from streamload.arguments import (
     handlers_in,
     parse_bytes,
 )
-from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
 from streamload.decode.failure import Attempt, describe_existing
 from streamload.decode.job_pickle import pickle_job
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError, OwnTransforms, Transform
 from streamload.feeder.messages import PipelineSettings
-from streamload.fetch.budget import default_budget, expansion_bytes
+from streamload.fetch.budget import default_budget
 from streamload.fetch.disk_cache import bytes_in_cache, shards_folder
 from streamload.fetch.resident import Fetching
 from streamload.order.options import MAX_LANES, MAX_SAMPLES, OrderOptions
 from streamload.ray_feeders import MOST_WORKERS, RayFeeders
 from streamload.storage.local_files import refuse_url, why_not_private
 from streamload.storage.storages import Storages
-from streamload.tar.extensions import Decode, may_expand
+from streamload.tar.extensions import Decode
 from streamload.workers.launchers import found_rank, local_ranks, processors_of_rank
 
 _MOST_BATCH_SIZE = 1 << 40
@@ -150,19 +149,18 @@ class Options:
             return default_budget(local_ranks())
         return parse_bytes("memory_budget", self.memory_budget)
 
-    def fetching(self, existing: Sequence[str] = ()) -> Fetching:
-        """Return the settings for fetching shards; `existing` has their fields, if known."""
+    def fetching(self) -> Fetching:
+        """Return the settings for fetching shards."""
         folder, cache_bytes = self.cache_folder, 0
         if folder is not None and self.cache_size is not None:
             cache_bytes = parse_bytes("cache_size", self.cache_size)
         elif folder is not None:  # cached bytes count as free, or each run would evict them
             free_bytes = shutil.disk_usage(folder).free
             cache_bytes = (free_bytes + bytes_in_cache(folder)) * 9 // 10
-        expands = self._expanding(existing) > 0
-        return Fetching(self.storages, self.budget_bytes, folder, cache_bytes, expands)
+        return Fetching(self.storages, self.budget_bytes, folder, cache_bytes)
 
-    def job(self, own_transforms: OwnTransforms = (), existing: Sequence[str] = ()) -> Job:
-        """Return the settings for making samples; `existing` has the shards' fields, if known."""
+    def job(self, own_transforms: OwnTransforms = ()) -> Job:
+        """Return the settings for making samples."""
         return Job(
             self.field_names,
             self.decoders,
@@ -172,40 +170,17 @@ class Options:
             self.on_error,
             self.seed,
             own_transforms,
-            self._expansion_limit_bytes(own_transforms, existing),
             self.optional_fields,
         )
 
-    def _expanding(self, existing: Sequence[str]) -> int:
-        """Return how many fields of a sample may expand; one if the fields are unknown."""
-        if self.fields is None and not existing:
-            return int(self.decode is not False)
-        wanted = existing if self.field_names is None else self.field_names
-        return sum(any(may_expand(name, self.decoders) for name in entry.split(";")) for entry in wanted)
-
-    def _expansion_limit_bytes(self, own_transforms: OwnTransforms, existing: Sequence[str]) -> int:
-        """Return the limit for the expansion of one field.
-
-        A worker holds the values of its rows, and for the last one also the bytes being decompressed: of a whole batch
-        if user code gets samples or batches, else of one row.
-        """
-        if not (expanding := self._expanding(existing)):
-            return DECOMPRESSED_LIMIT_BYTES
-        transforms = (self.transform, *(own for _, own in own_transforms))
-        rows = self.batch_size if self.collate_fn is not None or any(map(callable, transforms)) else 1
-        return min(DECOMPRESSED_LIMIT_BYTES, self._expansion_room_bytes() // (rows * expanding + 1))
-
-    def _expansion_room_bytes(self) -> int:
-        return expansion_bytes(self.budget_bytes) // max(1, self.workers)
-
-    def pickled_job(self, own_transforms: OwnTransforms = (), existing: Sequence[str] = ()) -> bytes:
+    def pickled_job(self, own_transforms: OwnTransforms = ()) -> bytes:
         """Pickle the job.
 
         Raises:
             TypeError: a function holds something that does not pickle.
         """
         with Attempt() as attempt:
-            return pickle_job(self.job(own_transforms, existing))
+            return pickle_job(self.job(own_transforms))
         given = [(name, getattr(self, name)) for name in ("decode", "transform", "collate_fn", "worker_init_fn")]
         for name, value in [*given, *(("transform", own) for _, own in own_transforms)]:
             functions = {f"{name}=": value}
@@ -222,8 +197,8 @@ class Options:
         assert attempt.error is not None
         raise attempt.error
 
-    def pipeline(self, lanes: int, existing: Sequence[str] = ()) -> PipelineSettings:
-        """Return the settings for the order and the batches; `existing` has the shards' fields, if known."""
+    def pipeline(self, lanes: int) -> PipelineSettings:
+        """Return the settings for the order and the batches."""
         return PipelineSettings(
             order=OrderOptions(
                 seed=self.seed,
@@ -237,7 +212,6 @@ class Options:
             fields=self.field_names,
             verify=self.verify,
             prefetch_batches=self.prefetch_batches,
-            expansion_room_bytes=self._expansion_room_bytes() if self._expanding(existing) else None,
         )
 
     def check_fields_exist(self, existing: Sequence[str]) -> None:

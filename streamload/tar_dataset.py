@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch.utils import data as torch_data
 
 from streamload.arguments import advises
-from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
 from streamload.decode.failure import sample_error, with_fields
 from streamload.decode.field_reader import OpenShards, ShardReader
 from streamload.decode.rows import RowMaker
@@ -281,7 +280,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
             selected = None if where is None else np.flatnonzero(client.select(portion.selection, listing))
         self._options, self._listing, self._selected = options, listing, selected
         self._ends = np.cumsum(counts, dtype=np.int64)
-        self._job = options.job()._replace(expansion_limit_bytes=DECOMPRESSED_LIMIT_BYTES)  # without a budget
+        self._job = options.job()
         self._access: RandomAccess | None = None
         # A subclass's `__getitem__` is called for each sample.
         self._has_own_samples = type(self).__getitem__ is not TarDataset.__getitem__

@@ -35,15 +35,6 @@ class ExpansionError(ValueError):
     """Raised for a field that would exceed its stored bytes by more than the limit."""
 
 
-class BeyondBudgetError(ExpansionError):
-    """Raised if the excess is above the field's share of the memory budget, but within `DECOMPRESSED_LIMIT_BYTES`."""
-
-
-def expansion_error(message: str, excess_bytes: int) -> ExpansionError:
-    """Return the error for a field that would expand by too many bytes."""
-    return (ExpansionError if excess_bytes > DECOMPRESSED_LIMIT_BYTES else BeyondBudgetError)(message)
-
-
 class NpyLayout(NamedTuple):
     """The contents of an npy header.
 
@@ -165,12 +156,10 @@ def check_entries(entries: Sequence[zipfile.ZipInfo], archive_bytes: int, limit_
         ValueError: a name occurs twice, or the compression is unusual.
     """
     decompressed = sum(entry.file_size for entry in entries)
-    excess_bytes = decompressed - archive_bytes
-    if excess_bytes > limit_bytes:
-        raise expansion_error(
+    if decompressed > archive_bytes + limit_bytes:
+        raise ExpansionError(
             f"the archive decompresses to {decompressed} bytes; the limit is {archive_bytes + limit_bytes}. If it is "
-            "no bomb, store the values uncompressed as npy, or hand over a decoder for this field with decode={...}",
-            excess_bytes,
+            "no bomb, store the values uncompressed as npy, or hand over a decoder for this field with decode={...}"
         )
     if len({entry.filename for entry in entries}) != len(entries):
         raise ValueError("the archive holds two members with the same name")

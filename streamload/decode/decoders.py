@@ -22,7 +22,6 @@ from streamload.decode.array_files import (
     check_entries,
     decode_npy,
     decode_npz,
-    expansion_error,
 )
 from streamload.images.files import decode_image
 from streamload.tar.extensions import KIND_OF, Decode, Handler, Kind, decodes_as_built_in, last_extension
@@ -43,11 +42,7 @@ _GZIP_CHUNK_BYTES = 1 << 14  # small, since zlib copies the rest of a chunk at t
 _INT64_LIMIT = 1 << 63
 
 
-def decoder_for(
-    field: str,
-    decode: Decode = True,
-    limit_bytes: int = DECOMPRESSED_LIMIT_BYTES,
-) -> Decoder:
+def decoder_for(field: str, decode: Decode = True) -> Decoder:
     """Return the decoder of a field.
 
     Args:
@@ -56,7 +51,6 @@ def decoder_for(
         decode: True for the built-in decoders, False for bytes, a tuple of `Handler`, or a mapping of functions of
             `bytes`, or such tuples, that replace built-in decoders. Keys are full names, which take precedence, last
             extensions, or several (`"jpg;png"`).
-        limit_bytes: maximum excess of a decoded field over its stored bytes, for `gz`, `npz` and `pt`.
 
     Raises:
         ValueError: two of its keys name the same field.
@@ -71,19 +65,17 @@ def decoder_for(
     for name in (field, extension):
         if name in users:
             user: Decoder | tuple[Handler, ...] = users[name]
-            return partial(_handled, user, field, limit_bytes=limit_bytes) if isinstance(user, tuple) else user
+            return partial(_handled, user, field) if isinstance(user, tuple) else user
     if extension == "gz":
         inner_field = field.rpartition(".")[0]
-        inner = decoder_for(inner_field, decode, limit_bytes)
+        inner = decoder_for(inner_field, decode)
         if decodes_as_built_in(inner_field, decode):
-            return lambda data: inner(decompress_gzip(data, limit_bytes))
-        return lambda data: inner(bytes(decompress_gzip(data, limit_bytes)))
-    if extension in _EXPANDING:
-        return partial(_EXPANDING[extension], limit_bytes=limit_bytes)
+            return lambda data: inner(decompress_gzip(data))
+        return lambda data: inner(bytes(decompress_gzip(data)))
     return _BY_EXTENSION.get(extension, bytes)
 
 
-def _handled(handlers: tuple[Handler, ...], field: str, data: bytes, *, limit_bytes: int) -> Any:
+def _handled(handlers: tuple[Handler, ...], field: str, data: bytes) -> Any:
     """Return the first result of WebDataset's handlers that is not None, else that of the built-in decoder."""
     key, content = f".{field}", data
     for handler in handlers:
@@ -92,7 +84,7 @@ def _handled(handlers: tuple[Handler, ...], field: str, data: bytes, *, limit_by
             key, content = value.key, value.data
         elif value is not None:
             return value
-    return decoder_for(key, True, limit_bytes)(memoryview(content))
+    return decoder_for(key)(memoryview(content))
 
 
 def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) -> bytearray:
@@ -102,21 +94,14 @@ def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTE
         ExpansionError: the contents exceed the file by more than `limit_bytes`.
         ValueError: the file is damaged or cut off.
     """
-    decompressed, excess_bytes = bytearray(), -len(data)
+    decompressed, most_bytes = bytearray(), len(data) + limit_bytes
     for piece in _gzip_pieces(data):
-        excess_bytes += len(piece)
-        if excess_bytes <= limit_bytes:
-            decompressed += piece
-            continue
-        decompressed.clear()
-        if excess_bytes > DECOMPRESSED_LIMIT_BYTES:
-            break  # up to this limit it may be valid, only too large for the budget
-    if excess_bytes > limit_bytes:
-        raise expansion_error(
-            f"the gzip file decompresses to more than the limit of {len(data) + limit_bytes} bytes. If it is no bomb, "
-            "store the values uncompressed, or hand over a decoder for this field with decode={...}",
-            excess_bytes,
-        )
+        decompressed += piece
+        if len(decompressed) > most_bytes:
+            raise ExpansionError(
+                f"the gzip file decompresses to more than the limit of {most_bytes} bytes. If it is no bomb, store the "
+                "values uncompressed, or hand over a decoder for this field with decode={...}"
+            )
     return decompressed
 
 
@@ -170,7 +155,7 @@ def _decode_json(data: memoryview) -> Any:
         raise ValueError("the json document is nested too deeply to be read") from exc
 
 
-def _decode_torch(data: memoryview, limit_bytes: int) -> Any:
+def _decode_torch(data: memoryview) -> Any:
     import torch
 
     content = pickled = bytes(data)
@@ -180,7 +165,7 @@ def _decode_torch(data: memoryview, limit_bytes: int) -> Any:
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 entries = archive.infolist()
                 pickled = b"".join(archive.read(entry) for entry in entries if entry.filename.endswith("data.pkl"))
-            check_entries(entries, len(content), limit_bytes)
+            check_entries(entries, len(content), DECOMPRESSED_LIMIT_BYTES)
             stored_bytes = sum(entry.file_size for entry in entries if "/data/" in entry.filename)
         if any(name in pickled for name in _BYTEARRAYS):  # torch makes one of any size that the file names
             raise ValueError("it holds a bytearray; save bytes or a tensor of uint8 in its place")
@@ -195,11 +180,10 @@ def _decode_torch(data: memoryview, limit_bytes: int) -> Any:
     if sum(storages.values()) > stored_bytes:  # torch trusts the announced sizes, and would read beyond them
         raise ValueError(f"its tensors lie beyond the {counted(stored_bytes, 'byte')} that it stores of them")
     expanded_bytes = sum(each.numel() * each.element_size() for each in tensors)
-    if expanded_bytes > len(content) + limit_bytes:
-        raise expansion_error(
-            f"its tensors expand from {len(content)} bytes to {expanded_bytes}; the limit is {limit_bytes} more. Store "
-            "what is repeated once, and expand it in your transform",
-            expanded_bytes - len(content),
+    if expanded_bytes > len(content) + DECOMPRESSED_LIMIT_BYTES:
+        raise ExpansionError(
+            f"its tensors expand from {len(content)} bytes to {expanded_bytes}; the limit is "
+            f"{DECOMPRESSED_LIMIT_BYTES} more. Store what is repeated once, and expand it in your transform"
         )
     return value
 
@@ -242,17 +226,16 @@ _BY_KIND: dict[Kind, Decoder] = {
     Kind.INTEGER: decode_integer,
     Kind.JSON: _decode_json,
     Kind.ARRAY: decode_npy,
+    Kind.ARRAYS: decode_npz,
+    Kind.TORCH: _decode_torch,
     Kind.SAFETENSORS: partial(_decode_by_library, module="safetensors.torch", function="load", what="safetensors file"),
     Kind.MSGPACK: partial(
         _decode_by_library, module="msgpack", function="unpackb", what="msgpack document", strict_map_key=False
     ),
     Kind.CBOR: partial(_decode_by_library, module="cbor2", function="loads", what="cbor document"),
 }
-# These also take `limit_bytes`.
-_EXPANDING_BY_KIND: dict[Kind, Callable[..., Any]] = {Kind.ARRAYS: decode_npz, Kind.TORCH: _decode_torch}
 
 _BY_EXTENSION = {extension: _BY_KIND[kind] for extension, kind in KIND_OF.items() if kind in _BY_KIND}
-_EXPANDING = {extension: _EXPANDING_BY_KIND[kind] for extension, kind in KIND_OF.items() if kind in _EXPANDING_BY_KIND}
 
-DECODED_EXTENSIONS = frozenset(_BY_EXTENSION) | frozenset(_EXPANDING)
+DECODED_EXTENSIONS = frozenset(_BY_EXTENSION)
 """Extensions decoded to something other than bytes."""

@@ -186,7 +186,7 @@ class FieldReader:
                 kind = memoryview
             elif decodes_as_built_in(name, self._job.decode) and is_array(name):
                 kind = bytearray
-            decoding = decoder_for(name, self._job.decode, self._job.expansion_limit_bytes), kind
+            decoding = decoder_for(name, self._job.decode), kind
             self._decodings[name] = decoding
         return decoding
 

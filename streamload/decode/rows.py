@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.arguments import by_field
-from streamload.decode.array_files import BeyondBudgetError
 from streamload.decode.collate import PlacedRows, Rows
 from streamload.decode.failure import Attempt, SystemExitError, failure_here, failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardReader, Work, field_of
@@ -213,11 +212,6 @@ def _has_only_arrays(value: Any) -> bool:
     parts = list(items) if isinstance(value, Mapping | tuple | list) else [value]
     packages = {type(part).__module__.partition(".")[0] for part in parts}
     return any(isinstance(part, np.ndarray) for part in parts) and packages.isdisjoint(("torch", "torchvision", "PIL"))
-
-
-_SHARE_OF_BUDGET = (
-    "The limit is a share of memory_budget: a larger memory_budget, fewer workers or a smaller batch_size raise it"
-)
 
 
 class Transforms(NamedTuple):
@@ -519,9 +513,6 @@ class RowMaker:
         if self._in_callers_process and isinstance(cause, SystemExitError):
             raise cause.raised
         fatal = kind == "ShardChangedError" or isinstance(cause, PROGRAM_ERRORS if in_program else ImportError)
-        if isinstance(cause, BeyondBudgetError):
-            fatal = True  # otherwise the skipped samples would depend on the budget and the workers
-            message = f"{message}. {_SHARE_OF_BUDGET}"
         if fatal and in_program and cause is not None and self._job.on_error != "raise":
             message += (
                 f"; on_error={self._job.on_error!r} is for samples whose data is bad, and {type(cause).__name__} "

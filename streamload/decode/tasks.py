@@ -14,7 +14,6 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
 from streamload.order.shard_counts import distinct
 from streamload.tar.extensions import Decode
 from streamload.tar.scan import ScannedPiece
@@ -154,7 +153,6 @@ class Job(NamedTuple):
     """The user's functions and options.
 
     Attributes:
-        expansion_limit_bytes: maximum excess of a decoded field over its stored bytes; see `decoder_for`.
         optional_fields: a sample that lacks one has None in its place, or no entry if all fields are read.
     """
 
@@ -166,7 +164,6 @@ class Job(NamedTuple):
     on_error: OnError
     seed: int
     own_transforms: OwnTransforms = ()
-    expansion_limit_bytes: int = DECOMPRESSED_LIMIT_BYTES
     optional_fields: frozenset[str] = frozenset()
 
 

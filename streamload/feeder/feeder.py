@@ -185,7 +185,6 @@ class Feeder:
     ) -> None:
         settings, fetching, listing = configure.settings, configure.fetching, configure.listing
         self._send = send
-        self._expands = fetching.expands
         self._turn_is_due = self._closed = False
         self._counting: int | None = None  # the number of the call that waits for all counts
         self._scans_logged_s = monotonic()
@@ -378,7 +377,7 @@ class Feeder:
             return
         if counting or stream.blocked:
             enough_bytes = self._enough_for_window(fetcher)
-            self._fail(fetcher.too_small(enough_bytes, counting=counting, expands=self._expands))
+            self._fail(fetcher.too_small(enough_bytes, counting=counting))
 
     def _enough_for_window(self, fetcher: Fetcher) -> int:
         """Return a budget that holds the shuffle's window, by the shards that are known; 0 if there is none.
@@ -395,7 +394,7 @@ class Feeder:
         waiting = min(order.window, samples * all_of_known / order.lanes) * lanes_read
         edges_bytes = 2 * lanes_read * min(PART_BYTES, data_bytes / len(sizes))
         held_bytes = min(data_bytes * all_of_known, waiting * data_bytes / samples + edges_bytes)
-        return budget_for(int(_MARGIN * held_bytes), expands=self._expands)
+        return budget_for(int(_MARGIN * held_bytes))
 
     def _make_fetcher(self, fetching: Fetching, listing: Listing) -> Fetcher | None:
         """Make what fetches shards, if there are any that need that."""
@@ -410,7 +409,7 @@ class Feeder:
             self.tables,
             fetched,
             fetching.storages,
-            budget_bytes=bytes_for_parts(fetching.budget_bytes, expands=fetching.expands),
+            budget_bytes=bytes_for_parts(fetching.budget_bytes),
             wake=self._take_turn_soon,
             cache=cache,
             most_requests=requests_at_once(fetching.budget_bytes),

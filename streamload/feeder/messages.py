@@ -32,14 +32,12 @@ class PipelineSettings(NamedTuple):
         fields: the wanted fields, or None for all.
         verify: check the bytes against the index's checksums.
         prefetch_batches: the least number of batches that may be in flight or wait for the loop.
-        expansion_room_bytes: what one worker may hold of expanded values; None without a bound.
     """
 
     order: OrderOptions
     fields: tuple[str, ...] | None
     verify: bool
     prefetch_batches: int
-    expansion_room_bytes: int | None = None
 
 
 class FailedRow(NamedTuple):

@@ -357,10 +357,6 @@ class TaskSize:
         if self._row_s:
             by_time = int(min(_RUN_S / (self._row_s * batch_rows), _BATCHES_IN_FLIGHT // tasks))
             run = max(1, min(by_time, _RUN_BYTES // self._slot_bytes, self._most_run_rows // batch_rows))
-        room_bytes = settings.expansion_room_bytes
-        if room_bytes is not None:  # of the last row there is a copy while it is made
-            rows = room_bytes // -(-self._slot_bytes // batch_rows) - 1
-            run = min(run, max(1, rows // batch_rows))
         # A run waits until all of it fits, and the loop has not acknowledged up to a fifth of what is outstanding.
         return min(run, max(1, most // 2)), min(max(settings.prefetch_batches, run * tasks), most)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from streamload.limits import (
-    EXPANSION_SHARE,
     FREE_MEMORY_SHARE,
     LEAST_BUDGET_BYTES,
     MOST_REQUESTS,
@@ -39,27 +38,15 @@ def default_budget(local_ranks: int) -> int:
     return max(LEAST_BUDGET_BYTES, available_bytes() // (FREE_MEMORY_SHARE * local_ranks))
 
 
-def expansion_bytes(budget_bytes: int) -> int:
-    """Return the share of a budget for expanded fields, over all workers."""
-    return budget_bytes // EXPANSION_SHARE
+def bytes_for_parts(budget_bytes: int) -> int:
+    """Return the share of a budget for parts; the rest is for request buffers."""
+    return budget_bytes - requests_bytes(budget_bytes)
 
 
-def bytes_for_parts(budget_bytes: int, *, expands: bool = False) -> int:
-    """Return the share of a budget for parts; the rest is for request buffers, and for expansion.
-
-    Args:
-        budget_bytes: the whole budget.
-        expands: fields may expand (`expansion_bytes`).
-    """
-    return budget_bytes - requests_bytes(budget_bytes) - (expansion_bytes(budget_bytes) if expands else 0)
-
-
-def budget_for(parts_bytes: int, *, expands: bool = False) -> int:
+def budget_for(parts_bytes: int) -> int:
     """Return the smallest budget with this share for parts: the inverse of `bytes_for_parts`."""
-    shares = PARTS_PROPORTION + REQUESTS_PROPORTION
-    expansion = shares // EXPANSION_SHARE if expands else 0
-    small_bytes = -(-parts_bytes * shares // (PARTS_PROPORTION - expansion))
-    return min(small_bytes, -(-(parts_bytes + REQUESTS_BYTES) * shares // (shares - expansion)))
+    small_bytes = -(-parts_bytes * (PARTS_PROPORTION + REQUESTS_PROPORTION) // PARTS_PROPORTION)
+    return min(small_bytes, parts_bytes + REQUESTS_BYTES)
 
 
 def requests_at_once(budget_bytes: int) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from streamload.errors import DatasetIndexError, StorageError, without_secrets
-from streamload.fetch.budget import budget_for, expansion_bytes, requests_bytes, shown_bytes
+from streamload.fetch.budget import budget_for, requests_bytes, shown_bytes
 from streamload.fetch.disk_cache import CacheFile, DiskCache, ShardIdentity
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.parts import PART_BYTES, part_edges, part_key, shard_and_number
@@ -272,13 +272,12 @@ class Fetcher:
         waiting = {job.key for job in self._decompressions.values() if job.growing}
         return self.lacking is not None and self.window.sizes.keys() - self.window.present <= waiting
 
-    def too_small(self, enough_bytes: int, *, counting: bool, expands: bool = False) -> StorageError:
+    def too_small(self, enough_bytes: int, *, counting: bool) -> StorageError:
         """Return the error for a budget within which the epoch cannot proceed.
 
         Args:
             enough_bytes: a budget that holds the shuffle's window, as far as shards are known.
             counting: `len()` waits.
-            expands: fields may expand.
         """
         key, missing_bytes = self.lacking or (0, 0)
         shard = shard_and_number(key)[0]
@@ -291,9 +290,8 @@ class Fetcher:
                 "(shuffle=N), or pack fewer and larger shards"
             )
         kept_bytes = self.window.used_bytes - sum(self.window.sizes[each] for each in self.window.evictable(key))
-        budget_bytes = budget_for(self.window.budget_bytes, expands=expands)
-        enough_bytes = max(enough_bytes, budget_for(missing_bytes + kept_bytes, expands=expands))
-        expansion = f" and {shown_bytes(expansion_bytes(budget_bytes))} to what fields expand to" if expands else ""
+        budget_bytes = budget_for(self.window.budget_bytes)
+        enough_bytes = max(enough_bytes, budget_for(missing_bytes + kept_bytes))
         index = "an index (`streamload index`), which gives len() without reading"
         # A disk cache keeps compressed shards compressed.
         cache = "" if shard in self.compressed else ", or a cache_dir on a disk with more room"
@@ -301,7 +299,7 @@ class Fetcher:
             f"memory_budget of {shown_bytes(budget_bytes)} is too small: {shown_bytes(missing_bytes)} more are needed "
             f"now, while {shown_bytes(kept_bytes)} of shards are held because samples in them are wanted too or are "
             f"yet to be drawn within the shuffle window, and {shown_bytes(requests_bytes(budget_bytes))} are left to "
-            f"requests{expansion}. Give a memory_budget of at least {shown_bytes(enough_bytes, math.ceil)}, a smaller "
+            f"requests. Give a memory_budget of at least {shown_bytes(enough_bytes, math.ceil)}, a smaller "
             f"window (shuffle=N), or {index if counting else 'a smaller batch_size'}{cache}"
         )
 

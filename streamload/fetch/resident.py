@@ -26,14 +26,12 @@ class Fetching(NamedTuple):
         budget_bytes: for fetched bytes.
         cache_folder: of the disk cache; None for none.
         cache_bytes: maximum size of the disk cache.
-        expands: reserve a share of the budget for expanded fields.
     """
 
     storages: Storages
     budget_bytes: int
     cache_folder: str | None
     cache_bytes: int
-    expands: bool = False
 
 
 def is_all_local(urls: Iterable[str], storages: Storages) -> bool:

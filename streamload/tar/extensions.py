@@ -72,8 +72,6 @@ Handler = Callable[[str, Any], Any]
 Decode = bool | Mapping[str, Callable[[Any], Any] | Handler | Sequence[Handler]] | Handler | Sequence[Handler]
 """The argument `decode`; once checked, handlers are a tuple."""
 
-_EXPANDING = {"gz", *(extension for extension, kind in KIND_OF.items() if kind in (Kind.ARRAYS, Kind.TORCH))}
-
 
 def decodes_as_built_in(field: str, decode: Decode = True) -> bool:
     """Return True if the library itself decodes a field, so that a faster decoder may replace its own."""
@@ -87,12 +85,6 @@ def applies_to(key: str, field: str) -> bool:
     """Return True if a decoder for this key (fields or extensions) is used for a field."""
     names, field = alternatives(key), normal_name(field)
     return any(not {each, last_extension(each)}.isdisjoint(names) for each in (field, field.removesuffix(".gz")))
-
-
-def may_expand(field: str, decode: Decode = True) -> bool:
-    """Return True if the library's own decoder of a field has a `limit_bytes`."""
-    may_be_ours = isinstance(decode, tuple) or decodes_as_built_in(field, decode)
-    return may_be_ours and last_extension(normal_name(field)) in _EXPANDING
 
 
 def is_image(field: str) -> bool:

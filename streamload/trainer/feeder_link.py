@@ -556,7 +556,6 @@ class FeederLink:
             # Local shards are listed here; for remote ones the feeder is started, so that no I/O library comes in here.
             self._listings = [self._client.list_shards(p.urls, p.index, p.sidecars) for p in portions.values()]
             self.listing = self._listings[0] if len(self._listings) == 1 else joined_listing(self._listings)
-            self._existing = () if self.listing.counts is None else self.listing.fields
             edges = tuple(accumulate((len(listing.shards) for listing in self._listings), initial=0))
             own = [portion.transform for portion in portions.values()]
             has_own = any(each is not None for each in own)
@@ -589,7 +588,7 @@ class FeederLink:
 
     def settings(self) -> PipelineSettings:
         """Return the settings of every epoch."""
-        settings = self.options.pipeline(self.lanes, self._existing)
+        settings = self.options.pipeline(self.lanes)
         return settings._replace(order=replace(settings.order, sampling=self._sampling.sampling))
 
     def begin(self, start: EpochStart) -> Connection:
@@ -648,9 +647,9 @@ class FeederLink:
         if len(functions) != len(self._had) or not all(map(operator.is_, functions, self._had)):
             self.disconnect()
         elif before:  # else the functions are the user's own objects
-            job = self.options.pickled_job(self._own_transforms, self._existing)
+            job = self.options.pickled_job(self._own_transforms)
             # Some pickles are never twice the same.
-            if job != before and job == self.options.pickled_job(self._own_transforms, self._existing):
+            if job != before and job == self.options.pickled_job(self._own_transforms):
                 _log.warning(
                     "the workers are restarted: the loader's functions, or values that they refer to, have changed "
                     "since the last pass. If no transform needs these values, keep them out of its objects and modules"
@@ -708,7 +707,7 @@ class FeederLink:
 
     def _configure(self) -> None:
         """Make the configuration of feeders. Raises what `FeederClient.check_classes` raises."""
-        options, existing = self.options, self._existing
+        options = self.options
         try:
             self._client.check_classes(self._portions, self._listings, options)
         except StreamloadError:
@@ -717,15 +716,15 @@ class FeederLink:
         message = Configure(
             listing=self.listing,
             settings=self.settings(),
-            job=options.pickled_job(self._own_transforms, existing) if options.workers else b"",
+            job=options.pickled_job(self._own_transforms) if options.workers else b"",
             workers=options.workers,
-            fetching=options.fetching(existing),
+            fetching=options.fetching(),
             import_path=tuple(entry or os.getcwd() for entry in sys.path),
             ends_at_failure=options.on_error == "raise",
             log_levels=log_levels(),
             descriptors=0 if options.workers else descriptor_limit(),
         )
-        self._configured = message, None if options.workers else options.job(self._own_transforms, existing)
+        self._configured = message, None if options.workers else options.job(self._own_transforms)
         self._had = self._functions()
 
     def _start(self) -> Connection:

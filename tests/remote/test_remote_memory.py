@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import pytest
-import torch
 from matrix import exhaustive
 from processes import children
 from servers.faults import FaultServer
-from transforms import labels_only, large_result
+from transforms import large_result
 from tree_memory import TreeMemory, anonymous_bytes
 
 from streamload import ShardWriter, StreamLoader
-from streamload.errors import DecodeError
 
 FIELD_BYTES = 1_000_000
 SAMPLES = 360
@@ -88,56 +83,6 @@ def test_a_budget_bounds_the_memory_of_all_processes(
     base_bytes = peak_bytes(server, "tiny", 4, budget_mib)
     more_bytes = peak_bytes(server, "large", batch_size, budget_mib, **order) - base_bytes
     assert more_bytes < FACTOR * budget_mib * MIB + TASKS_BYTES
-
-
-EXPANDED_BATCH = 4
-EXPANDED_BUDGET_MIB = 128
-
-
-def expanding(field: str, size_bytes: int) -> bytes:
-    """An array of so many bytes in few."""
-    file = io.BytesIO()
-    if field == "npz":
-        np.savez_compressed(file, values=np.zeros(size_bytes, np.uint8))
-    elif field == "pt":
-        torch.save(torch.zeros(1, dtype=torch.uint8).expand(size_bytes), file)
-    else:
-        np.save(file, np.zeros(size_bytes, np.uint8))
-        return gzip.compress(file.getvalue(), 1)
-    return file.getvalue()
-
-
-def expanded_peak_bytes(folder: Path, field: str, size_bytes: int, **options: Any) -> int:
-    content = expanding(field, size_bytes)
-    with ShardWriter(folder / f"{size_bytes}" / "%06d.tar", max_count=8) as writer:
-        for number in range(24):
-            writer.write({"__key__": f"{number:06d}", field: content, "cls": number})
-    given: dict[str, Any] = {"fields": (field, "cls"), "num_workers": 2, **options}
-    urls = [str(path) for path in sorted((folder / f"{size_bytes}").glob("*.tar"))]
-    local = fsspec.filesystem("file")
-    with (
-        StreamLoader(
-            urls, EXPANDED_BATCH, memory_budget=EXPANDED_BUDGET_MIB * MIB, filesystem=local, **given
-        ) as loader,
-        TreeMemory() as memory,
-    ):
-        assert sum(1 for _ in loader) == 24 // EXPANDED_BATCH
-    return memory.peak_bytes
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("field", ["npz", "pt", "npy.gz"])
-@pytest.mark.parametrize("whole", [False, True], ids=["rows", "batches"])
-def test_a_budget_bounds_fields_that_expand(tmp_path: Path, field: str, whole: bool) -> None:
-    """Just below what a field may expand to the budget holds; above it the pass ends before memory is taken."""
-    options: dict[str, Any] = {"collate_fn": labels_only} if whole else {}
-    room_bytes = EXPANDED_BUDGET_MIB * MIB // 4 // 2
-    size_bytes = room_bytes // (EXPANDED_BATCH + 1) if whole else 2 * MIB
-    base_bytes = expanded_peak_bytes(tmp_path, field, 100, **options)
-    more_bytes = expanded_peak_bytes(tmp_path, field, size_bytes, **options) - base_bytes
-    assert more_bytes < EXPANDED_BUDGET_MIB * MIB
-    with pytest.raises(DecodeError, match="larger memory_budget, fewer workers or a smaller batch_size"):
-        expanded_peak_bytes(tmp_path, field, 30 * MIB, **options)
 
 
 @pytest.mark.exhaustive

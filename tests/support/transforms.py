@@ -164,10 +164,6 @@ def labels_of(samples: list[Any]) -> list[int]:
     return [label for _, label in samples]
 
 
-def labels_only(samples: list[Any]) -> list[int]:
-    return [label for _, label in samples]
-
-
 def large_result(samples: Any) -> Any:
     """20 MiB for each sample."""
     return np.zeros((len(samples), 20 << 20), np.uint8)
