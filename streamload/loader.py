@@ -251,7 +251,7 @@ class StreamLoader(OpenDataset):
         return list(self._batch_builder.skipped)
 
     def __len__(self) -> int:
-        """Return the batches of a whole epoch on this rank. Without an index, waits for the scan of all shards.
+        """Return the batches of a whole epoch on this rank. Without an index, the first call scans all shards.
 
         Raises:
             ShardFormatError: a shard is damaged.
@@ -421,7 +421,7 @@ class StreamLoader(OpenDataset):
             return self._link.counts
         acquire_for_thread(self._in_use)
         try:
-            return self._link.count(in_pass=self._cursor.state == "running")
+            return self._link.count()
         finally:
             self._in_use.release()
 

@@ -24,7 +24,6 @@ from streamload.fetch.disk_cache import DiskCache
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES
 from streamload.fetch.resident import Fetching, ResidentShards, fetched_shards, waits_for_index
-from streamload.fetch.window import raise_first
 from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing
@@ -186,7 +185,6 @@ class Feeder:
         settings, fetching, listing = configure.settings, configure.fetching, configure.listing
         self._send = send
         self._turn_is_due = self._closed = False
-        self._counting: int | None = None  # the number of the call that waits for all counts
         self._scans_logged_s = monotonic()
         self.tables = Dataset(listing, fetching.storages, indexes=indexes, budget_bytes=fetching.budget_bytes)
         self.fetcher = self._make_fetcher(fetching, listing) if shards is None else None
@@ -243,7 +241,6 @@ class Feeder:
                         self.fetcher.retry_failed()
                     self._stream.request(message)
                     self.pool.abandon_unwanted()
-                    self._count_for(None)  # `len()` may have been interrupted
                 case messages.Tracing():
                     self._meter.trace(on=message.on)
                 case messages.AbandonEpoch():
@@ -253,9 +250,6 @@ class Feeder:
                     self._engine.slots.note_taken(message.batches)
                     self._engine.slots.note_released(message.released)
                     self._stream.untaken -= message.batches
-                case messages.Call() if message.function == messages.COUNT_SAMPLES:
-                    self._count_for(message.number)
-                    self.scans.request(range(len(self.tables.counts)))
         self.pump()
 
     async def what_holds_up(self) -> str:
@@ -265,27 +259,10 @@ class Feeder:
             return _doing(busy[0], self.tables)
         return "" if self.fetcher is None else _fetching(self.fetcher)
 
-    def _answer_count(self) -> None:
-        """Answer the trainer that waits for the counts of all shards, once they are known."""
-        if self._counting is None:
-            return
-        counts = self.tables.counts
-        with self._failing():
-            raise_first(self.scans.errors, range(len(counts)))
-            if counts.complete:
-                self._send(messages.Answer(self._counting, tuple(counts.values.tolist())), ())
-                self._count_for(None)
-
-    def _count_for(self, call: int | None) -> None:
-        """Set the call that waits for all counts. Scans come first then, since the loop takes no batch meanwhile."""
-        self._counting = call
-        if self.fetcher is not None:
-            self.fetcher.window.put_scans_first(first=call is not None)
-            self.fetcher.notify()
-
     def _send_ready(self, batches: list[messages.ReadyBatch], last: bool) -> None:
         """Send batches with one message, whose descriptors are at most `MAX_DESCRIPTORS`."""
-        slots, start = self._engine.slots, self._stream.requested
+        slots, start, counts = self._engine.slots, self._stream.requested, self.tables.counts
+        are_new = last and counts.complete and self.tables.listing.counts is None
         assert start is not None
         opened = tuple(batch.slot for batch in batches if slots.announce(batch.slot, batch.done.size_bytes))
         descriptors = [slots.descriptors[slot] for slot in opened]
@@ -301,6 +278,7 @@ class Feeder:
             totals=self._meter.totals(),
             skipped_members=self.tables.skipped,
             events=self._meter.take_events(),
+            counts=tuple(counts.values.tolist()) if are_new else None,
         )
         self._send(ready, descriptors)
 
@@ -327,8 +305,7 @@ class Feeder:
 
     def _log_scans(self) -> None:
         """Log now and then how many shards are scanned, if the trainer waits for them."""
-        is_awaited = self._stream.awaited or self._counting is not None
-        if is_awaited and monotonic() - self._scans_logged_s >= _SCANS_LOGGED_EVERY_S:
+        if self._stream.awaited and monotonic() - self._scans_logged_s >= _SCANS_LOGGED_EVERY_S:
             self._scans_logged_s = monotonic()
             values = self.tables.counts.values
             scanned = f"{int((values >= 0).sum()):,} of {len(values):,}"
@@ -346,17 +323,14 @@ class Feeder:
         """Report that nothing can go on, and do nothing more."""
         requested = self._stream.requested
         self._stream.stop()
-        self._count_for(None)
         failed_for = None if requested is None else requested.identity
         self._send(messages.Failed(failure_of(naming_the_limit(error)), failed_for), ())
 
     def pump(self) -> None:
         """Do what can be done now. Failures are sent to the trainer."""
         with self._failing():
-            self._answer_count()
             with self._failing():
-                if self._counting is None:  # else the loop takes no batch meanwhile
-                    self._stream.pump()
+                self._stream.pump()
             if self.scans.feed():
                 self._take_turn_soon()  # the epoch may have waited for just that, and nothing else may come
             while self.pool.has_room() and self.scans.submit_next(self.pool):
@@ -369,15 +343,8 @@ class Feeder:
     def _check_room(self) -> None:
         """Fail if what is needed at once does not fit, and nothing is running that could make room."""
         fetcher, stream = self.fetcher, self._stream
-        if fetcher is None or not fetcher.stalled() or self.scans.in_flight or stream.tasks:
-            return
-        counting = self._counting is not None
-        if counting and fetcher.window.unkeep_all():  # the loop takes no batch meanwhile
-            fetcher.notify()
-            return
-        if counting or stream.blocked:
-            enough_bytes = self._enough_for_window(fetcher)
-            self._fail(fetcher.too_small(enough_bytes, counting=counting))
+        if fetcher is not None and fetcher.stalled() and not self.scans.in_flight and stream.blocked:
+            self._fail(fetcher.too_small(self._enough_for_window(fetcher)))
 
     def _enough_for_window(self, fetcher: Fetcher) -> int:
         """Return a budget that holds the shuffle's window, by the shards that are known; 0 if there is none.

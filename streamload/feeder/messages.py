@@ -64,7 +64,7 @@ class ReadyBatch(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The trainer calls a function of `Calls.functions`, `COUNT_SAMPLES` or `WHAT_HOLDS_UP`; `number` is unique."""
+    """The trainer calls a function of `Calls.functions`, or `WHAT_HOLDS_UP`; `number` is unique."""
 
     number: int
     function: str
@@ -134,6 +134,7 @@ class Ready(NamedTuple):
         totals: what the feeder has added up; None if unknown.
         skipped_members: so far, by reason.
         events: for a trace, since the last message.
+        counts: the samples of each shard, once scans have found them; with the last batch.
     """
 
     start: tuple[int, int, int]
@@ -145,6 +146,7 @@ class Ready(NamedTuple):
     totals: Totals | None = None
     skipped_members: Mapping[str, int] = {}
     events: tuple[Event, ...] = ()
+    counts: tuple[int, ...] | None = None
 
 
 class Failed(NamedTuple):
@@ -159,11 +161,8 @@ class Failed(NamedTuple):
     start: tuple[int, int, int] | None = None
 
 
-COUNT_SAMPLES = "count_samples"
-"""A function that needs a configured feeder, which answers it: the samples of each shard, scanned if need be."""
-
 WHAT_HOLDS_UP = "what_holds_up"
-"""Another one: what the next batch waits for, in words."""
+"""A function that needs a configured feeder, which answers it: what the next batch waits for, in words."""
 
 
 class Calls:

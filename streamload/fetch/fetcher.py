@@ -272,12 +272,11 @@ class Fetcher:
         waiting = {job.key for job in self._decompressions.values() if job.growing}
         return self.lacking is not None and self.window.sizes.keys() - self.window.present <= waiting
 
-    def too_small(self, enough_bytes: int, *, counting: bool) -> StorageError:
+    def too_small(self, enough_bytes: int) -> StorageError:
         """Return the error for a budget within which the epoch cannot proceed.
 
         Args:
             enough_bytes: a budget that holds the shuffle's window, as far as shards are known.
-            counting: `len()` waits.
         """
         key, missing_bytes = self.lacking or (0, 0)
         shard = shard_and_number(key)[0]
@@ -292,7 +291,6 @@ class Fetcher:
         kept_bytes = self.window.used_bytes - sum(self.window.sizes[each] for each in self.window.evictable(key))
         budget_bytes = budget_for(self.window.budget_bytes)
         enough_bytes = max(enough_bytes, budget_for(missing_bytes + kept_bytes))
-        index = "an index (`streamload index`), which gives len() without reading"
         # A disk cache keeps compressed shards compressed.
         cache = "" if shard in self.compressed else ", or a cache_dir on a disk with more room"
         return StorageError(
@@ -300,7 +298,7 @@ class Fetcher:
             f"now, while {shown_bytes(kept_bytes)} of shards are held because samples in them are wanted too or are "
             f"yet to be drawn within the shuffle window, and {shown_bytes(requests_bytes(budget_bytes))} are left to "
             f"requests. Give a memory_budget of at least {shown_bytes(enough_bytes, math.ceil)}, a smaller "
-            f"window (shuffle=N), or {index if counting else 'a smaller batch_size'}{cache}"
+            f"window (shuffle=N), or a smaller batch_size{cache}"
         )
 
     async def close(self) -> None:

@@ -12,7 +12,6 @@ from streamload.fetch.parts import shard_and_number
 _HELD = 0
 _AT_ONCE = 1
 _SCANS = 1 << 60
-_AFTER_SCANS = 1 << 61
 LAST = (1 << 62) - 1
 """The turn of a part that is needed after all others."""
 _NEVER = 1 << 62
@@ -70,7 +69,7 @@ class PartWindow:
     A part's *turn* is its next use: now, if it is *held*; else the first planned batch that needs it; else, after all
     batches, its shard's scan or rows; else never. The missing part with the first turn is fetched next. Only parts of
     later turns are evicted for it, the last turn first; among unneeded parts, the longest unneeded first. As long as
-    there is room, parts stay. `put_scans_first` delays planned batches until after all scans.
+    there is room, parts stay.
 
     Args:
         budget_bytes: maximum bytes of present and in-flight parts.
@@ -98,7 +97,6 @@ class PartWindow:
         self._planned: dict[int, deque[int]] = {}  # ascending
         self._requested: dict[int, int] = {}
         self.kept: dict[int, int] = {}
-        self._delay = 0  # of planned batches
         # Derived from these, by `_update` alone.
         self.missing = _Queue()
         self.free: set[int] = set()
@@ -115,7 +113,7 @@ class PartWindow:
         if key in self._holds:
             return _HELD
         planned = self._planned.get(key)
-        return min(planned[0] + self._delay if planned else _NEVER, self._requested.get(key, _NEVER))
+        return min(planned[0] if planned else _NEVER, self._requested.get(key, _NEVER))
 
     # -- needs -----------------------------------------------------------------------------------------------------
 
@@ -169,18 +167,10 @@ class PartWindow:
         self.kept.pop(key, None)
         self._update(key)
 
-    def unkeep_all(self) -> bool:
-        """Undo every `keep`; return True if there was any."""
-        kept = list(self.kept)
-        for key in kept:
+    def unkeep_all(self) -> None:
+        """Undo every `keep`."""
+        for key in list(self.kept):
             self.unkeep(key)
-        return bool(kept)
-
-    def put_scans_first(self, *, first: bool) -> None:
-        """Plan batches after all scans, or before them again."""
-        self._delay = _AFTER_SCANS if first else 0
-        for key in self._planned:
-            self._update(key)
 
     # -- what comes and goes ---------------------------------------------------------------------------------------
 

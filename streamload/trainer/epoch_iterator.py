@@ -319,6 +319,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._meter.note_totals(message.totals, message.skipped_members, self.connection)
         if message.events and self._meter.events is not None:
             self._meter.events.extend(message.events)
+        self._link.counts = self._link.counts or message.counts
         if message.start == self._start.identity:
             self._pending.extend(message.batches)
             if message.last:

@@ -32,7 +32,6 @@ from streamload.decode.failure import error_from
 from streamload.decode.tasks import Forget, Job, OwnTransforms, RowTask, ScanTask, ShardsOpened, SlotOpened, Transform
 from streamload.errors import LoaderClosedError, StorageError, StreamloadError, WorkerError
 from streamload.feeder.messages import (
-    COUNT_SAMPLES,
     WHAT_HOLDS_UP,
     AbandonEpoch,
     Acknowledge,
@@ -662,25 +661,20 @@ class FeederLink:
         nested = [each.values() if isinstance(each, Mapping) else (each,) for each in arguments]
         return [self.options, *chain.from_iterable(nested)]
 
-    def count(self, *, in_pass: bool) -> tuple[int, ...]:
-        """Return the samples of each shard, scanned if need be. Raises StreamloadError for a bad shard.
+    def count(self) -> tuple[int, ...]:
+        """Return the samples of each shard; until a pass has come to its end, those without an index are scanned.
 
-        A running pass raises the same error.
+        Raises:
+            LoaderClosedError: the loader was closed.
+            StreamloadError: as `read_columns`.
         """
-        if self.counts is not None:
-            return self.counts
-        if self._start_elsewhere is not None:  # the feeders there are busy with batches
+        if self._closed:
+            raise LoaderClosedError("the loader was closed; make a new one")
+        if self.counts is None:
             counts = tuple(self._client.counts(self.listing))
-        else:
-            try:
-                counts = with_another_feeder(lambda: self.connect().call(COUNT_SAMPLES))
-            except Exception:
-                if not in_pass:  # nobody else would take the failure away, and the next call would get it
-                    self.disconnect()
-                raise
-        self._sampling.check_counts(counts)
-        self.counts = counts
-        return counts
+            self._sampling.check_counts(counts)
+            self.counts = counts
+        return self.counts
 
     def last_position(self, start: EpochStart) -> float:
         """Return the position after an epoch's last batch. Raises what `SamplingOptions.last_position` raises."""

@@ -54,19 +54,6 @@ def fetch(window: PartWindow, size: int = 10) -> int | None:
     return key
 
 
-def test_scans_that_come_first_evict_what_is_planned() -> None:
-    window = PartWindow(20)
-    batch(window, 0, 1)
-    assert [fetch(window) for _ in range(2)] == keys(0, 1)
-    window.request(part_key(1, 0), scan=5)
-    assert fetch(window) is None
-    window.put_scans_first(first=True)
-    assert fetch(window) == part_key(1, 0)
-    window.withdraw(part_key(1, 0))
-    window.put_scans_first(first=False)
-    assert fetch(window) == part_key(0, 1)
-
-
 @settings(deadline=None)
 @given(
     batches=st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=4, unique=True), min_size=1, max_size=25),
