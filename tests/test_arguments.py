@@ -66,7 +66,7 @@ def test_typos_are_answered_by_the_nearest_name(written: str, meant: str) -> Non
         ("persistent_workers", ""),
         ("prefetch_factor", " (pass prefetch_batches=, "),
         ("handler", " (pass on_error='skip')"),
-        ("feeders", " (pass RayFeeders(...) as num_workers="),
+        ("feeders", " (leave it out; each rank has its own feeder"),
         ("keys", " (pass them as where="),
         ("timeout", " (leave it out; the log says what a batch waits for"),
     ],

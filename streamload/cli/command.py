@@ -17,6 +17,16 @@ from streamload.pack.output import UsageError, say
 from streamload.text import printable
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
+_REMOVED = {
+    "--field": "`stats --pixels` describes images",
+    "--json": "`ls --json` prints samples",
+    "--partition": "give --split-column, with the table of labels as the source",
+    "--plot": "`loader.trace` records a run for Perfetto",
+    "--ray": "leave it out; one pass of this machine is enough",
+    "--record-size": "leave it out",
+    "--staging": "set TMPDIR",
+    "--sync": "run `sync` afterwards",
+}
 EXIT_STATUS = "Exit status: 0 success; 1 failed, or damage found; 2 wrong usage; 130 ended by Ctrl-C."
 
 
@@ -28,6 +38,14 @@ class Command(TyperCommand):
         paragraphs = (self.help or "").split("\n\n")
         self.help = "\n\n".join(" ".join(p.split()) if p[:8] != "Examples" else p for p in paragraphs)
         self.epilog = EXIT_STATUS
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; refuse removed options with advice."""
+        known = {name for parameter in self.params for name in parameter.opts}
+        for name in (arg.partition("=")[0] for arg in args):
+            if name in _REMOVED and name not in known:
+                raise typer.BadParameter(f"there is no {name}: {_REMOVED[name]}", ctx)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""

@@ -167,3 +167,16 @@ def test_ctrl_c_before_a_command_has_begun_is_quiet(imported: str, tmp_path: Pat
     ran = [sys.executable, "-c", program, "ls", str(tmp_path)]
     done = subprocess.run(ran, capture_output=True, text=True, check=False, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (("stats", "--field", "txt"), "--field: `stats --pixels`"),
+        (("bench", "--plot=run.png"), "--plot: `loader.trace`"),
+        (("index", "--record-size", 20), "--record-size: leave it out"),
+    ],
+)
+def test_removed_options_are_refused_with_advice(tmp_path: Path, options: tuple[object, ...], advice: str) -> None:
+    status, _, err = run(streamload.app, *options, tmp_path)
+    assert (status, advice in err) == (2, True)
