@@ -74,6 +74,7 @@ def _frame(data: memoryview) -> tuple[bool, int, int]:
     """Return `progressive`, `block_rows` and `height_at` from the markers before the first scan (ITU-T T.81, B)."""
     position, end = 2, len(data) - 4
     frame = height_at = components = sampling = 0
+    restarts = False
     while position < end and data[position] == 0xFF:
         marker = data[position + 1]
         if marker == 0xFF:
@@ -90,9 +91,9 @@ def _frame(data: memoryview) -> tuple[bool, int, int]:
             factors = data[position + 11 : position + 11 + 3 * components : 3]
             sampling = max((factor & 15 for factor in factors), default=0)
         elif marker == _RESTART_INTERVAL:
-            return frame in _PROGRESSIVE_FRAMES or not frame, 0, 0
+            restarts = True
         elif marker == _START_OF_SCAN:
-            one_scan = frame in _SEQUENTIAL_FRAMES and data[position + 4] == components
+            one_scan = frame in _SEQUENTIAL_FRAMES and data[position + 4] == components and not restarts
             return frame in _PROGRESSIVE_FRAMES, _BLOCK * sampling if one_scan else 0, height_at
         position += 2 + (data[position + 2] << 8 | data[position + 3])
     return True, 0, 0  # not understood: the check for progressive files is harmless for others

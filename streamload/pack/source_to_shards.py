@@ -49,7 +49,7 @@ from streamload.pack.sources.table import TABLE_EXTENSIONS, files_by_id, open_ta
 from streamload.storage.errors import close_matches
 from streamload.tar.extensions import KIND_OF, Kind
 from streamload.tar.header_chain import BLOCK_BYTES
-from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, member_header
+from streamload.tar.header_writer import END_OF_ARCHIVE, member_header
 from streamload.tar.scan import LABEL_FIELD
 from streamload.text import counted
 from streamload.write.destination import too_large
@@ -57,7 +57,7 @@ from streamload.write.destination import too_large
 _ORDER, _SPLIT = 0, 1  # the purposes of random streams
 _NO_LABEL = -(1 << 63)
 _USTAR_NAME_BYTES = 100
-_USTAR_SIZE = 8**11
+_LONG_NAME_BLOCKS = 3  # of the header of a longer name
 _FIELDS_SHOWN = 8
 _SMALL_BYTES = 1_000_000
 _LABELS_NAMES = ("labels.json", *(f"labels{extension}" for extension in TABLE_EXTENSIONS))
@@ -205,18 +205,15 @@ def planned_parts(
 
 
 def sample_bytes(sample: SourceSample) -> int:
-    """Return a sample's bytes in a shard, with its label, headers and padding."""
-    key, total = sample.key, 0
-    fields = [(member.field or "", max(0, member.size)) for member in sample.members]
-    fields += [(field, len(value)) for field, value in sample.values]
+    """Return a sample's bytes in a shard, with its label, headers and padding; of very long names about so many."""
+    sizes = [(member.field or "", max(0, member.size)) for member in sample.members]
+    sizes += [(field, len(value)) for field, value in sample.values]
     if sample.label is not None:
-        fields.append((LABEL_FIELD, len(str(sample.label))))
-    for field, size in fields:
-        # Most headers are one block; building a header to measure it takes several microseconds.
-        if len(key) + 1 + len(field) <= _USTAR_NAME_BYTES and key.isascii() and size < _USTAR_SIZE:
-            total += BLOCK_BYTES + size + -size % BLOCK_BYTES
-        else:
-            total += member_bytes(member_header(f"{key}.{field}", size), size)
+        sizes.append((LABEL_FIELD, len(str(sample.label))))
+    total = 0
+    for field, size in sizes:
+        is_short = len(sample.key) + 1 + len(field) <= _USTAR_NAME_BYTES and sample.key.isascii()
+        total += (1 if is_short else _LONG_NAME_BLOCKS) * BLOCK_BYTES + size + -size % BLOCK_BYTES
     return total
 
 
@@ -254,31 +251,20 @@ def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float],
     Each split with a nonzero fraction gets a sample of each class that has enough.
     """
     chosen: dict[str, list[int]] = {name: [] for name in fractions}
-    if not labels:
-        return chosen
-    all_labels = np.array([_NO_LABEL if label is None else label for label in labels], np.int64)
-    by_class = np.argsort(all_labels, kind="stable")
-    classes, starts = np.unique(all_labels[by_class], return_index=True)
-    for label, members in zip(classes.tolist(), np.split(by_class, starts[1:]), strict=True):
-        shuffled = members[permutation(len(members), seed, label % 2**64, _SPLIT)]
-        start = 0
-        for name, share in zip(fractions, _shares(len(members), list(fractions.values())), strict=True):
-            chosen[name] += shuffled[start : start + share].tolist()
-            start += share
+    by_class: dict[int, list[int]] = {}
+    for position, label in enumerate(labels):
+        by_class.setdefault(_NO_LABEL if label is None else label, []).append(position)
+    ends = np.cumsum([*fractions.values()]) / sum(fractions.values())
+    is_wanted = np.array([*fractions.values()]) > 0
+    for label, members in by_class.items():
+        shares = np.diff(np.floor(ends * len(members) + 0.5).astype(np.int64), prepend=0)
+        while len(members) >= is_wanted.sum() and (lacking := is_wanted & (shares == 0)).any():
+            shares[shares.argmax()] -= 1
+            shares[lacking.argmax()] += 1
+        shuffled = np.array(members)[permutation(len(members), seed, label % 2**64, _SPLIT)]
+        for name, some in zip(fractions, np.split(shuffled, np.cumsum(shares)[:-1]), strict=True):
+            chosen[name] += some.tolist()
     return {name: sorted(positions) for name, positions in chosen.items()}
-
-
-def _shares(count: int, fractions: list[float]) -> list[int]:
-    """Return integers near `count * fraction` that sum to `count`, without a 0 if possible."""
-    quotas = [count * fraction for fraction in fractions]
-    least = [1 if fraction > 0 and count >= sum(f > 0 for f in fractions) else 0 for fraction in fractions]
-    shares = [max(low, math.floor(quota + 1e-9)) for low, quota in zip(least, quotas, strict=True)]
-    numbers = range(len(fractions))
-    while sum(shares) > count:
-        shares[max((n for n in numbers if shares[n] > least[n]), key=lambda n: shares[n] - quotas[n])] -= 1
-    while sum(shares) < count:
-        shares[max((n for n in numbers if fractions[n] > 0), key=lambda n: quotas[n] - shares[n])] += 1
-    return shares
 
 
 def _check(files: int, skip_bad: bool, records: Sequence[Record]) -> None:
@@ -309,9 +295,8 @@ class PackFiles:
             wrong: list[Fault] = []
             for member in sample.members:
                 try:
-                    is_file, is_first = member.array is None, sample is self.samples[0]
-                    data = load(member) if is_file else row_content(member, check=is_first)
                     field = member.field or ""
+                    data = load(member) if member.array is None else row_content(member)
                     if self.resizing is not None and is_image(field):
                         field, data = self.resizing(field, data)
                     fields.append((field, data))

@@ -18,11 +18,9 @@ from numpy.typing import NDArray
 from streamload.decode.array_files import npy_layout
 from streamload.images import Resize
 from streamload.images.files import check_image, image_size, read_with_pillow
-from streamload.images.jpeg import is_jpeg
+from streamload.images.jpeg import is_jpeg, jpeg_header
 from streamload.pack.sources.source import SourceFile, is_image
 
-_STANDALONE = frozenset({0x01, 0xFF, *range(0xD0, 0xD8)})
-_START_OF_SCAN = 0xDA
 _END_OF_IMAGE = b"\xff\xd9"
 _ORIENTATION = 0x0112  # of EXIF
 _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -85,8 +83,10 @@ def check_image_file(data: bytes, *, decodable: bool = True) -> None:
     if is_jpeg(view):
         if not decodable:
             image_size(view)
-        if not data.endswith(_END_OF_IMAGE) and data.find(_END_OF_IMAGE, _first_scan(data)) < 0:
-            raise ValueError("the JPEG is cut short: its end-of-image marker is missing")
+        if not data.endswith(_END_OF_IMAGE):
+            header = jpeg_header(view)  # a preview before it ends with the marker, too
+            if data.find(_END_OF_IMAGE, 0 if header is None else header.height_at) < 0:
+                raise ValueError("the JPEG is cut short: its end-of-image marker is missing")
     elif data.startswith(b"RIFF") and len(data) < 8 + int.from_bytes(data[4:8], "little"):
         raise ValueError("the WEBP is cut short")
     else:
@@ -96,19 +96,6 @@ def check_image_file(data: bytes, *, decodable: bool = True) -> None:
             check_image(view)
     except ValueError as exc:
         raise ValueError(f"loaders refuse it: {exc} (--stems or a table packs it as it is)") from exc
-
-
-def _first_scan(data: bytes) -> int:
-    position = 2
-    while position + 4 <= len(data) and data[position] == 0xFF:
-        marker = data[position + 1]
-        if marker == _START_OF_SCAN:
-            return position
-        if marker in _STANDALONE:
-            position += 1 if marker == 0xFF else 2
-        else:
-            position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
-    return len(data)
 
 
 @dataclass(frozen=True, slots=True)
