@@ -144,28 +144,6 @@ def test_a_process_that_keeps_the_lock_costs_the_others_only_the_cache(
 # -- what is believed ------------------------------------------------------------------------------------------------
 
 
-def flip(path: str, place: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(place)
-        found = file.read(1)
-        file.seek(place)
-        file.write(bytes([found[0] ^ 1]))
-
-
-@pytest.mark.parametrize("place", [0, 3 * PART_BYTES + 5, ONE - 1, ONE + 1])
-def test_a_file_that_was_damaged_is_removed_and_fetched_again(
-    cache: DiskCache, folder: str, caplog: pytest.LogCaptureFixture, place: int
-) -> None:
-    keep(cache, identity_of(1))
-    flip(path_of(folder, identity_of(1)), place)
-    other = cache_of(folder)
-    assert not read_through(other, identity_of(1))
-    (record,) = caplog.records
-    assert record.levelname == "WARNING"
-    assert path_of(folder, identity_of(1)) in record.message
-    assert read_through(other, identity_of(1))
-
-
 def test_files_that_the_cache_did_not_make_are_neither_counted_nor_removed(folder: str) -> None:
     """Its folder has the name that a user may give to a folder of shards."""
     theirs = [Path(folder, FILE_NAMES_AT, name) for name in ("train-000000.tar", "partial/notes.txt")]

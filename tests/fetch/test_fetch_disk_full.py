@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -32,13 +33,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
     with ShardWriter(folder / "shard", max_count=SAMPLES) as writer:
         for label in LABELS:
             writer.write({"__key__": f"{label:03d}", "bin": bytes([label]) * 10_000})
+    for shard in list((folder / "shard").glob("*.tar")):
+        shard.with_suffix(".tar.gz").write_bytes(gzip.compress(shard.read_bytes(), 0))
     with FaultServer(folder) as running:
         yield running
 
 
 @contextmanager
-def loader_of(server: FaultServer, cache: Path, **options: Any) -> Iterator[StreamLoader]:
-    urls = [f"{server.url}/shard/shard-{number:06d}.tar" for number in range(N_SHARDS)]
+def loader_of(server: FaultServer, cache: Path, ending: str = "tar", **options: Any) -> Iterator[StreamLoader]:
+    urls = [f"{server.url}/shard/shard-{number:06d}.{ending}" for number in range(N_SHARDS)]
     how: dict[str, Any] = {"fields": ("bin",), "collate_fn": first_bytes, "num_workers": 0}
     with StreamLoader(urls, 5, **{**how, **options}, cache_dir=cache) as loader:
         yield loader
@@ -58,7 +61,7 @@ def shards_sent(server: FaultServer) -> int:
 def files_in(cache: Path) -> tuple[int, int]:
     """How many files are whole, and how many are not."""
     top = cache / "streamload-shards"
-    return len(list(top.glob("*.tar"))), len(list((top / "partial").glob("*")))
+    return len(list(top.glob("*.tar*"))), len(list((top / "partial").glob("*")))
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, number: int, code: int) -> Callable[[], int]:
@@ -84,14 +87,16 @@ def refuse(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, number: int,
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "number"),
+    ("module", "name", "number", "ending"),
     [
-        (disk_cache, "write_fully", 2),
-        (disk_cache, "replace", 3),
-        (disk_cache, "ftruncate", 2),
-        (disk_cache, "open", 2),
-        (disk_cache, "scandir", 3),
-        (local_files, "makedirs", 1),
+        (disk_cache, "write_fully", 2, "tar"),
+        (disk_cache, "write_fully", 3, "tar.gz"),
+        (disk_cache, "replace", 3, "tar"),
+        (disk_cache, "replace", 1, "tar.gz"),
+        (disk_cache, "ftruncate", 2, "tar"),
+        (disk_cache, "open", 2, "tar"),
+        (disk_cache, "scandir", 3, "tar"),
+        (local_files, "makedirs", 1, "tar"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)).rpartition(".")[2],
 )
@@ -103,18 +108,19 @@ def test_the_disk_refuses(
     module: Any,
     name: str,
     number: int,
+    ending: str,
 ) -> None:
     code = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)[number % 4]
     with monkeypatch.context() as refusing:
         calls = refuse(refusing, module, name, number, code)
-        with loader_of(server, tmp_path) as loader:
+        with loader_of(server, tmp_path, ending) as loader:
             assert [labels_of(loader) for _ in range(2)] == [LABELS] * 2
         assert calls() >= number
     (warning,) = [record.getMessage() for record in caplog.records]
     assert str(tmp_path) in warning
     assert os.strerror(code) in warning
     caplog.clear()
-    with loader_of(server, tmp_path) as loader:
+    with loader_of(server, tmp_path, ending) as loader:
         assert labels_of(loader) == LABELS
     assert not caplog.records
     assert files_in(tmp_path) == (N_SHARDS, 0)

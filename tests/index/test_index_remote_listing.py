@@ -2,60 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import fsspec
 import fsspec.asyn
-import obstore
 import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 from indexed_shards import index_shards, read_index, table_in, write_index
 from servers.faults import FaultServer, Script
 from servers.nginx import WebServer
 from servers.rclone import S3Server
+from test_index_listing import write
 from through_fsspec import through_fsspec
 
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import DatasetIndexError, ShardChangedError, ShardNotFoundError, StorageError
 from streamload.index.dataset_index import IndexedShard
-from streamload.index.listing import Listing, list_shards
+from streamload.index.listing import list_shards
 from streamload.storage.protocol import UNKNOWN_BYTES
 from streamload.storage.storages import Storages
 
-
-@pytest.fixture(scope="module", autouse=True)
-def started(rclone_s3: S3Server, nginx: WebServer) -> None:
-    """Start the servers, and fsspec's own thread, before any test looks at what it leaves behind."""
-    fsspec.asyn.get_loop()
-
-
-@pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The requests that obstore is asked for."""
-    requested: list[str] = []
-    for name in ("head", "get", "list", "list_with_delimiter", "get_async", "head_async"):
-        monkeypatch.setattr(obstore, name, _listeners(name, getattr(obstore, name), requested))
-    return requested
-
-
-def _listeners(name: str, act: Callable[..., object], requested: list[str]) -> Callable[..., object]:
-    def call(*arguments: object, **options: object) -> object:
-        requested.append(name)
-        return act(*arguments, **options)
-
-    return call
-
-
-def write(folder: Path, counts: list[int], *, index: bool = True) -> None:
-    for number, count in enumerate(counts):
-        with ShardWriter(folder, prefix=f"s{number}", index=index) as writer:
-            for sample in range(count):
-                writer.write({"__key__": str(sample), "txt": str(sample)})
-
-
-def names(listing: Listing) -> list[str]:
-    return [shard.name for shard in listing.shards]
+PATTERN = "/shard{0..11}-000000.tar"
 
 
 @pytest.fixture
@@ -72,38 +40,31 @@ async def s3(rclone_s3: S3Server) -> AsyncIterator[Storages]:
     await storages.aclose()
 
 
-def test_a_prefix_with_an_index_costs_one_get(bucket: Path, s3: Storages, requests: list[str]) -> None:
-    write(bucket / "train", [3, 1, 2])
-    for url in (f"s3://{bucket.name}/train", f"s3://{bucket.name}/train/"):
-        requests.clear()
-        listing = list_shards(url, storages=s3)
-        assert requests == ["get"]
-        assert names(listing) == ["s0-000000.tar", "s1-000000.tar", "s2-000000.tar"]
-        assert listing.counts == (3, 1, 2)
-        assert tuple(shard.index_folder for shard in listing.shards) == (f"s3://{bucket.name}/train/.streamload",) * 3
-        assert [shard.bytes for shard in listing.shards] == [
-            (bucket / "train" / name).stat().st_size for name in names(listing)
-        ]
-
-
-def test_without_an_index_one_listing_gives_sizes_and_etags(bucket: Path, s3: Storages, requests: list[str]) -> None:
-    write(bucket / "train", [1] * 12, index=False)
-    local = list_shards(f"{bucket}/train/s{{0..11}}-000000.tar")
-    for url in (f"s3://{bucket.name}/train/s{{0..11}}-000000.tar", f"s3://{bucket.name}/train"):
-        requests.clear()
-        listing = list_shards(url, storages=s3)
-        assert sorted(requests) == ["get", "get", "list_with_delimiter"]
-        assert {(shard.name, shard.bytes) for shard in listing.shards} == {
-            (shard.name, shard.bytes) for shard in local.shards
-        }
-        assert all(shard.etag for shard in listing.shards)
-        assert listing.counts is None
+async def test_few_requests_list_a_folder_with_an_index_and_one_without(tmp_path: Path) -> None:
+    write(tmp_path / "bucket" / "train", [3, 1, 2])
+    write(tmp_path / "bucket" / "plain", [1] * 12, index=False)
+    with FaultServer(tmp_path) as server:
+        storages = Storages({"key": "k", "secret": "s", "endpoint_url": server.url})
+        for name, pattern, requests in (("train", "", 1), ("train", "/", 1), ("plain", "", 3), ("plain", PATTERN, 3)):
+            server.play(Script())
+            listing = list_shards(f"s3://bucket/{name}{pattern}", storages=storages)
+            assert server.report().requests == requests
+            shards = {path.name: path.stat().st_size for path in (tmp_path / "bucket" / name).glob("*.tar")}
+            assert {shard.name: shard.bytes for shard in listing.shards} == shards
+            assert listing.counts == ((3, 1, 2) if name == "train" else None)
+            index_folder = f"s3://bucket/{name}/.streamload" if name == "train" else None
+            assert {shard.index_folder for shard in listing.shards} == {index_folder}
+            assert all(shard.etag for shard in listing.shards) == (name == "plain")
+        await storages.aclose()
 
 
 def test_what_is_not_there_is_named(bucket: Path, s3: Storages) -> None:
     write(bucket, [1, 1], index=False)
     for urls, says in (
-        ([f"s3://{bucket.name}/s0-000000.tar", f"s3://{bucket.name}/s1-00000.tar"], "did you mean 's1-000000.tar'"),
+        (
+            [f"s3://{bucket.name}/shard0-000000.tar", f"s3://{bucket.name}/shard1-00000.tar"],
+            "did you mean 'shard1-000000.tar'",
+        ),
         (f"s3://{bucket.name}/x*.tar", "no file matches"),
         (f"s3://{bucket.name}/missing", "no index and no"),
         ("s3://no-such-bucket/train/*.tar", "no such bucket"),
@@ -146,11 +107,13 @@ def test_the_name_of_a_folder_may_be_mistyped(bucket: Path, either: Storages) ->
     write(bucket / "train", [1], index=False)
     for url in (f"s3://{bucket.name}/trian", f"s3://{bucket.name}/trian/"):
         assert "did you mean 'train'" in refusal(url, either)
-    said = refusal(f"s3://{bucket.name}/trian/s0-000000.tar", either)
+    said = refusal(f"s3://{bucket.name}/trian/shard0-000000.tar", either)
     assert f"nothing lies in 's3://{bucket.name}/trian'" in said
 
 
-@pytest.mark.parametrize("named", ["", "/train", "/train/s0-000000.tar", "/train/s{0..3}-000000.tar", "/train/*.tar"])
+@pytest.mark.parametrize(
+    "named", ["", "/train", "/train/shard0-000000.tar", "/train/shard{0..3}-000000.tar", "/train/*.tar"]
+)
 async def test_a_wrong_secret_is_said_once(
     bucket: Path, rclone_s3: S3Server, caplog: pytest.LogCaptureFixture, named: str
 ) -> None:
@@ -162,7 +125,7 @@ async def test_a_wrong_secret_is_said_once(
     await storages.aclose()
 
 
-@pytest.mark.parametrize("named", ["", "/s0-000000.tar", "/s{0..1}-000000.tar", "/*.tar"])
+@pytest.mark.parametrize("named", ["", "/shard0-000000.tar", "/shard{0..1}-000000.tar", "/*.tar"])
 async def test_a_bucket_whose_index_alone_is_denied_can_be_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, named: str
 ) -> None:
@@ -198,7 +161,7 @@ def test_a_server_that_sends_a_page_for_a_missing_file(tmp_path: Path, caplog: p
     files = {f"data/{path.name}": path.read_bytes() for path in tmp_path.glob("*.tar")}
     files |= dict.fromkeys((f"data/{name}" for name in missing), b"<!doctype html><title>Not found</title>")
     with FaultServer(files) as server:
-        with StreamLoader(f"{server.url}/data/s{{0,1}}-000000.tar", 1, num_workers=0) as loader:
+        with StreamLoader(f"{server.url}/data/shard{{0,1}}-000000.tar", 1, num_workers=0) as loader:
             assert len(list(loader)) == 5
             assert loader.classes is None
         assert caplog.messages == []
@@ -209,9 +172,9 @@ def test_a_server_that_sends_a_page_for_a_missing_file(tmp_path: Path, caplog: p
 def test_braces_that_name_too_much_name_the_first_that_is_missing(bucket: Path, either: Storages) -> None:
     write(bucket / "train", [1] * 4, index=False)
     for folder, storages in ((f"s3://{bucket.name}/train", either), (f"{bucket}/train", Storages())):
-        said = refusal(f"{folder}/s{{0..9}}-000000.tar", storages)
+        said = refusal(f"{folder}/shard{{0..9}}-000000.tar", storages)
         assert "did you mean 's" in said
-        assert "s4-000000.tar')" in said
+        assert "shard4-000000.tar')" in said
 
 
 def test_an_index_of_another_etag_or_size_is_stale(bucket: Path, s3: Storages) -> None:
@@ -220,7 +183,7 @@ def test_an_index_of_another_etag_or_size_is_stale(bucket: Path, s3: Storages) -
     etag = list_shards(url, storages=s3).shards[0].etag
     folder = str(bucket / ".streamload")
     index = read_index(folder)
-    table, entry = table_in(index, "s0-000000.tar"), index.shards[0]
+    table, entry = table_in(index, "shard0-000000.tar"), index.shards[0]
     for known, stale in ((etag, False), ('"other"', True), (None, False)):
         write_index(folder, [(IndexedShard(entry.name, entry.bytes, entry.samples, known), table)])
         assert read_index(folder).shards[0].etag == known
@@ -229,7 +192,7 @@ def test_an_index_of_another_etag_or_size_is_stale(bucket: Path, s3: Storages) -
                 list_shards(url, storages=s3)
         else:
             assert list_shards(url, storages=s3).counts == (1,)
-    (bucket / "s0-000000.tar").write_bytes(bytes(10))
+    (bucket / "shard0-000000.tar").write_bytes(bytes(10))
     with pytest.raises(ShardChangedError, match="has 10 bytes"):
         list_shards(url, storages=s3)
 
@@ -237,7 +200,7 @@ def test_an_index_of_another_etag_or_size_is_stale(bucket: Path, s3: Storages) -
 def test_an_index_elsewhere_may_be_remote_or_local(bucket: Path, s3: Storages, tmp_path: Path) -> None:
     write(bucket / "with", [2])
     (bucket / "without").mkdir()
-    (bucket / "without" / "s0-000000.tar").write_bytes((bucket / "with" / "s0-000000.tar").read_bytes())
+    (bucket / "without" / "shard0-000000.tar").write_bytes((bucket / "with" / "shard0-000000.tar").read_bytes())
     for index in (f"s3://{bucket.name}/with", f"s3://{bucket.name}/with/.streamload/", bucket / "with"):
         assert list_shards(f"s3://{bucket.name}/without", index, s3).counts == (2,)
     with pytest.raises(DatasetIndexError, match=r"holds no index\.json"):
@@ -249,20 +212,20 @@ async def test_a_web_server_is_not_requested_before_reading(nginx: WebServer, tm
     write(folder, [1, 2], index=False)
     url = f"{nginx.url}/{tmp_path.name}"
     storages = Storages()
-    listing = list_shards(f"{url}/s{{0,1}}-000000.tar?v=1", storages=storages)
+    listing = list_shards(f"{url}/shard{{0,1}}-000000.tar?v=1", storages=storages)
     assert [(shard.name, shard.bytes) for shard in listing.shards] == [
-        ("s0-000000.tar", UNKNOWN_BYTES),
-        ("s1-000000.tar", UNKNOWN_BYTES),
+        ("shard0-000000.tar", UNKNOWN_BYTES),
+        ("shard1-000000.tar", UNKNOWN_BYTES),
     ]
     with pytest.raises(ShardNotFoundError, match=f"holds no index, .*{BRACES}"):
         list_shards(url, storages=storages)
-    index_shards([str(folder / "s0-000000.tar"), str(folder / "s1-000000.tar")])
+    index_shards([str(folder / "shard0-000000.tar"), str(folder / "shard1-000000.tar")])
     listing = list_shards(url, storages=storages)
     assert listing.counts == (1, 2)
     assert [shard.bytes for shard in listing.shards] == [
-        (folder / name).stat().st_size for name in ("s0-000000.tar", "s1-000000.tar")
+        (folder / name).stat().st_size for name in ("shard0-000000.tar", "shard1-000000.tar")
     ]
-    assert list_shards(f"{url}/s1-000000.tar", storages=storages).counts == (2,)
+    assert list_shards(f"{url}/shard1-000000.tar", storages=storages).counts == (2,)
     await storages.aclose()
 
 

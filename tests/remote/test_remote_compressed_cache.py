@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import os
 from pathlib import Path
@@ -14,7 +13,6 @@ from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
 from streamload.errors import ShardFormatError
-from streamload.fetch import disk_cache
 
 MB = 1_000_000
 SIZES = [[MB] * 20, [MB] * 4]
@@ -73,35 +71,6 @@ def test_several_epochs_of_one_loader_fetch_them_once(server: FaultServer, folde
             assert sorted(label for _, labels in loader for label in labels.tolist()) == list(range(24))
     size = sum(path.stat().st_size for path in (folder / "gz").iterdir())
     assert server.report().sent_bytes <= 1.05 * size
-
-
-@pytest.mark.usefixtures("feeders_in_threads")
-@pytest.mark.parametrize(("call", "number"), [("write_fully", 2), ("replace", 0)])
-def test_where_the_disk_fails_they_are_read_without_it(
-    server: FaultServer,
-    right: list[Step],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    call: str,
-    number: int,
-) -> None:
-    calls = 0
-    module = disk_cache if call == "write_fully" else os
-    real = getattr(module, call)
-
-    def failing(*arguments: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls > number:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(module, call, failing)
-    assert read(server, cache_dir=tmp_path) == right
-    assert calls > number
-    assert len(caplog.records) == 1
-    assert list((tmp_path / "streamload-shards" / "partial").iterdir()) == []
 
 
 @pytest.mark.usefixtures("feeders_in_threads")

@@ -118,18 +118,6 @@ def test_a_state_saved_in_one_place_goes_on_in_another(
     assert without_names(rest) == without_names(whole[13:])
 
 
-@pytest.mark.exhaustive
-def test_a_state_of_another_world_size_goes_on_with_workers(small: dict[str, Place]) -> None:
-    """The lanes are in the state, so that the order stays what it was."""
-    with loader_of(small["local"], small["local"].urls("indexed", SHARDS), shuffle=50, lanes=3) as loader:
-        state = steps(loader, most=9)[-1][2]
-        loader.load_state_dict(state)
-        rest = steps(loader)
-    with loader_of(small["s3"], small["s3"].urls("plain", SHARDS), shuffle=50, num_workers=2) as loader:
-        loader.load_state_dict(state)
-        assert without_names(steps(loader)) == without_names(rest)
-
-
 @pytest.mark.parametrize("options", [{"num_workers": 2}, {"rank": 1, "world_size": 3}])
 def test_a_list_of_local_and_remote_shards(small: dict[str, Place], options: dict[str, Any]) -> None:
     s3, web, here = small["s3"], small["web"], small["local"]

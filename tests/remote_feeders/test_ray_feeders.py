@@ -36,7 +36,6 @@ def expect_nothing_left(cluster: LocalRayCluster) -> None:
         ("killed", "FeederActor", "8"),
         pytest.param(("failing", "bad.npy"), marks=EXHAUSTIVE),
         pytest.param(("left",), marks=EXHAUSTIVE),
-        pytest.param(("nowhere",), marks=EXHAUSTIVE),
         pytest.param(("same", "1", "plain", "collate_fn", "empty at the end"), marks=EXHAUSTIVE),
         pytest.param(("same", "4", "plain", "sampler"), marks=EXHAUSTIVE),
         pytest.param(("same", "3", "padded on three ranks", "drop_last", "weights", "where"), marks=EXHAUSTIVE),

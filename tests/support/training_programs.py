@@ -20,7 +20,7 @@ from same_batches import assert_same
 from transforms import fails_at_the_end, int_or_float, mistaken, noisy, note_process, slow, stacked, uneven
 
 from streamload import Mixture, RayFeeders, StreamLoader
-from streamload.errors import ClusterError, SampleError, StreamloadError, WorkerError
+from streamload.errors import ClusterError, SampleError, WorkerError
 
 ARGUMENTS: dict[str, Any] = {
     "batch_size": 16,
@@ -184,13 +184,6 @@ def refused(shards: str, address: str) -> None:
                 next(iter(loader))
         next(iter(taken))
     taken.close()
-
-
-def nowhere(shards: str, address: str) -> None:
-    """There is no cluster at the address."""
-    with StreamLoader(shards, **ARGUMENTS | {"num_workers": RayFeeders(1, address="127.0.0.1:1")}) as loader:
-        with pytest.raises(StreamloadError, match="no Ray cluster answers at '127.0.0.1:1'"):
-            next(iter(loader))
 
 
 def waiting(shards: str, address: str) -> None:

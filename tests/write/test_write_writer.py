@@ -35,20 +35,6 @@ def test_our_scanner_reads_it_and_the_index_says_the_same(tmp_path: Path) -> Non
         assert table.labels is not None
 
 
-def test_labels_only_where_every_sample_has_one(tmp_path: Path) -> None:
-    samples = [
-        {"__key__": "0", "cls": b" 12\n"},
-        {"__key__": "1", "cls": b"12x"},
-        {"__key__": "2", "cls": b"9223372036854775808"},
-    ]
-    for number, sample in enumerate([*samples, {"__key__": "3", "txt": "no"}]):
-        for others in ([], [{"__key__": "x", "cls": 1}]):
-            folder = tmp_path / f"{number}-{len(others)}"
-            writer = write(folder, [*others, sample], index=False)
-            assert (writer.tables[0][1].labels is not None) == (number == 0)
-            assert_same_tables(writer.tables[0][1], scanned(writer.shards[0]))
-
-
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_webdataset_reads_it(tmp_path: Path) -> None:
     writer = write(tmp_path)
