@@ -296,13 +296,6 @@ def test_optional_fields(folder: Path, workers: int) -> None:
 
 
 def test_on_the_command_line(folder: Path) -> None:
-    listed = CliRunner().invoke(app, ["ls", str(folder), "--where", "label == 3 and score > 4.9", "--samples"])
-    assert [line.split()[1] for line in listed.output.splitlines()] == ["00493"]
-    figures = CliRunner().invoke(app, ["stats", str(folder), "--where", '"txt"', "--json"])
-    assert '"samples": 333' in figures.output
-    wrong = CliRunner().invoke(app, ["ls", str(folder), "--where", "label ="])
-    assert wrong.exit_code == 2
-    assert "cannot be understood (invalid syntax);" in wrong.output
     for columns, message in (
         ("score", "write FIELD:NAME"),
         ("json:about", "has values of dict"),

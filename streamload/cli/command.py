@@ -18,6 +18,7 @@ from streamload.text import printable
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 _REMOVED = {
+    "--crop": "leave it out; images are cropped to 224 pixels",
     "--field": "`stats --pixels` describes images",
     "--json": "`ls --json` prints samples",
     "--partition": "give --split-column, with the table of labels as the source",
@@ -26,6 +27,7 @@ _REMOVED = {
     "--record-size": "leave it out",
     "--staging": "set TMPDIR",
     "--sync": "run `sync` afterwards",
+    "--where": "use `show --where`, or where= of a StreamLoader, whose dataset has the number of samples",
 }
 EXIT_STATUS = "Exit status: 0 success; 1 failed, or damage found; 2 wrong usage; 130 ended by Ctrl-C."
 

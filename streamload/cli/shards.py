@@ -7,10 +7,9 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from glob import escape
-from itertools import chain
 from threading import Event, Lock
 from typing import Annotated, Any, TypeVar
 
@@ -36,7 +35,6 @@ from streamload.index.streamed_table import ReadShard, differences, read_shard, 
 from streamload.pack.output import Progress, UsageError, say, shown_bytes
 from streamload.pack.pools import Pool, ray_pool
 from streamload.sampling.expression import CLASS_NAME, FRACTION
-from streamload.sampling.selection import Selection
 from streamload.storage.download import Pin
 from streamload.storage.protocol import UNKNOWN_BYTES, WEB, protocol_of
 from streamload.storage.storages import Storages
@@ -44,7 +42,6 @@ from streamload.tar.decompression import compression_of
 from streamload.tar.header_chain import LINK, MISSING_END
 from streamload.tar.table import ShardTable
 from streamload.text import counted
-from streamload.trainer.feeder_link import FeederClient, listing_places
 from streamload.workers.launchers import available_processors
 
 _DECODED_TOGETHER = 64
@@ -115,31 +112,15 @@ def read_whole(url: str, report: Report, *, storages: Storages, **options: Any) 
     return result
 
 
-@contextmanager
 def tables(
-    listing: Listing,
-    storages: Storages,
-    workers: int | None = None,
-    *,
-    labels: bool = False,
-    where: str | None = None,
-    label: str = "",
-) -> Iterator[Iterator[tuple[int, ShardTable]]]:
+    listing: Listing, storages: Storages, workers: int | None = None, *, labels: bool = False, label: str = ""
+) -> AbstractContextManager[Iterator[tuple[int, ShardTable]]]:
     """Give the size in bytes and the table of each shard, from its index or by reading the shard.
 
-    With a condition, tables hold the samples that meet it, and sizes are those of their fields.
-
     Raises:
-        UsageError: the condition cannot be understood.
         StreamloadError: an index or a shard cannot be read, or is damaged.
     """
-    dataset, finding, selected = Dataset(listing, storages), Lock(), None
-    if where is not None:
-        with closing(FeederClient(storages, listing_places(listing))) as client:
-            try:
-                selected = client.select(Selection(where), listing)
-            except (TypeError, ValueError) as error:
-                raise UsageError(str(error)) from None
+    dataset, finding = Dataset(listing, storages), Lock()
 
     def read(number: int, report: Report) -> tuple[int, ShardTable]:
         with finding:
@@ -150,15 +131,7 @@ def tables(
         report(1, 0)
         return listing.shard(number).bytes, table
 
-    def only(kept: NDArray[np.bool_], results: Iterator[tuple[int, ShardTable]]) -> Iterator[tuple[int, ShardTable]]:
-        end = 0
-        for _, table in results:
-            start, end = end, end + len(table)
-            chosen = table.only(np.flatnonzero(kept[start:end]))
-            yield int(chosen.member_size.sum()), chosen
-
-    with each(read, range(len(listing.shards)), workers, label=label) as results:
-        yield results if selected is None else only(selected, results)
+    return each(read, range(len(listing.shards)), workers, label=label)
 
 
 def ls_command(
@@ -166,18 +139,17 @@ def ls_command(
     *,
     samples: Annotated[bool, typer.Option("--samples", help="List every sample with its fields.")] = False,
     as_document: command.Json = False,
-    where: command.Where = None,
     index: command.Index = None,
     workers: command.Workers = None,
     storage_option: command.StorageOption = None,
 ) -> None:
     """List shards with their size, samples and fields, or every sample.
 
-    Shards without an index are read. With --where sizes are those of the fields of matching samples.
+    Shards without an index are read.
 
     Examples:
       streamload ls shards/train
-      streamload ls s3://bucket/photos --samples --where 'label == 3'
+      streamload ls s3://bucket/photos --samples
       streamload ls shards --json
     """
     storages = Storages(dict(storage_option or ()))
@@ -186,7 +158,7 @@ def ls_command(
     if as_document or len(set(names)) < len(names):
         names = [without_secrets(shard.url) for shard in listing.shards]
     total_bytes = total_samples = 0
-    with tables(listing, storages, workers, where=where) as results:
+    with tables(listing, storages, workers) as results:
         shards = zip(names, results, strict=True)
         rows = ((url, key, fields) for url, (_, table) in shards for key, fields in _samples(table))
         if samples and as_document:
@@ -395,7 +367,7 @@ def _warn_of_missing_end(url: str, table: ShardTable) -> None:
 def verify_command(
     urls: command.Urls,
     *,
-    decode: Annotated[bool, typer.Option("--decode", help="Also decode every field.")] = False,
+    decode: Annotated[bool, typer.Option("--decode", help="Also decode every field, on this machine.")] = False,
     as_document: command.Json = False,
     index: command.Index = None,
     workers: command.Workers = None,
@@ -410,7 +382,7 @@ def verify_command(
       streamload verify shards/train
       streamload verify shards/train --decode
       streamload verify s3://bucket/photos --json
-      streamload verify s3://bucket/photos --decode --ray auto
+      streamload verify s3://bucket/photos --ray auto
     """
     options = dict(storage_option or ())
     storages = Storages(options)
@@ -446,13 +418,10 @@ def verify_command(
         for folder in dict.fromkeys(folder_and_name(url)[0] for url in urls) if index is None else ():
             names = _missing_names(folder, finder, storages)
             report_faults(ShardNotFoundError(f"{advice} `streamload index`", url=f"{folder}/{name}") for name in names)
-        decoding = partial(_undecodable, index=index, storage_options=options or None)
-        if decode and whole and pool is None:
-            with Progress("decoding", counts["samples"], "samples") as progress:
-                report_faults(decoding(whole, progress.advance, workers or available_processors()))
-        elif decode:
-            with each(decoding, [[url] for url in whole], pool=pool, label="decoding") as undecodable:
-                report_faults(chain.from_iterable(undecodable))
+    if decode and whole:
+        with Progress("decoding", counts["samples"], "samples") as progress:
+            workers = workers or available_processors()
+            report_faults(_undecodable(whole, progress.advance, workers, index, options or None))
     shards, unchecked = counted(len(urls), "shard"), counts["unchecked"]
     if as_document:
         document = {"shards": len(urls), "samples": counts["samples"], "shards_without_checksums": unchecked}
@@ -501,8 +470,7 @@ def _faults(number: int, read: ReadShard, known: Dataset, finder: ShardFinder) -
 def _undecodable(
     urls: Sequence[str],
     advance: Report,
-    num_workers: int = 0,
-    *,
+    num_workers: int,
     index: str | None,
     storage_options: dict[str, Any] | None,
 ) -> list[SampleError]:

@@ -136,7 +136,12 @@ def _cell(sample: Mapping[str, Any], classes: Sequence[str]) -> Image.Image:
         if name.startswith("__") or data is None:
             continue
         try:
-            value = _decoded(name, data)
+            try:
+                value = decoder_for(name)(memoryview(data))
+            except ValueError:
+                if not is_image(name):
+                    raise
+                value = unchanged(data)  # more than 8 bits; a damaged image fails here too
             image = _as_image(value)
             own_boxes = [] if image is not None else _boxes(value)
         except (ValueError, ImportError) as error:
@@ -159,15 +164,6 @@ def _cell(sample: Mapping[str, Any], classes: Sequence[str]) -> Image.Image:
         y += picture.height + _GAP
     _write(cell, 0, y, lines)
     return cell
-
-
-def _decoded(name: str, data: bytes) -> Any:
-    try:
-        return decoder_for(name)(memoryview(data))
-    except ValueError:
-        if not is_image(name):
-            raise
-        return unchanged(data)  # more than 8 bits; a damaged image fails here too
 
 
 def _as_image(value: Any) -> Image.Image | None:

@@ -30,7 +30,7 @@ from streamload.tar.table import MISSING, ShardTable
 from streamload.text import counted, listed
 
 _LABELS_SHOWN = 20
-_BATCH_SIZE = 64
+_BATCH_SIZE, _CROP = 64, 224
 _CHANNELS = ("red", "green", "blue")
 # By channel: the number of pixels, the sums of their values and of the squares, the least, the greatest.
 _NO_PIXELS = np.array([[0] * 3, [0] * 3, [0] * 3, [255] * 3, [0] * 3])
@@ -42,7 +42,6 @@ def stats_command(
     pixels: Annotated[bool, typer.Option("--pixels", help="Measure the channels of all images.")] = False,
     output: Annotated[str | None, typer.Option(help="Save --pixels to this .json, not beside the shards.")] = None,
     as_document: command.Json = False,
-    where: command.Where = None,
     index: command.Index = None,
     workers: command.Workers = None,
     storage_option: command.StorageOption = None,
@@ -54,7 +53,7 @@ def stats_command(
 
     Examples:
       streamload stats shards/train
-      streamload stats shards/train --where 'label == 3' --json
+      streamload stats shards/train --json
       streamload stats shards/train --pixels
     """
     options = dict(storage_option or ())
@@ -69,10 +68,10 @@ def stats_command(
         if len(folders) > 1 or protocol_of(folders[0]) in WEB:
             raise UsageError("shards of several folders, or on a web server, need --output FILE.json for --pixels")
         output = f"{folders[0].rstrip('/')}/{STATISTICS_NAME}"
-    with tables(listing, storages, workers, labels=True, where=where, label="reading") as shards:
+    with tables(listing, storages, workers, labels=True, label="reading") as shards:
         result = _counts(shards)
     if output is not None:
-        reading = {"where": where, "index": index, "num_workers": workers or "auto", "storage_options": options}
+        reading = {"index": index, "num_workers": workers or "auto", "storage_options": options}
         result["pixels"] = _measured(urls, list(result["fields"]), result["samples"], reading)
         storages.for_url(output).write(output, json.dumps(result["pixels"], indent=2).encode())
     if as_document:
@@ -207,7 +206,6 @@ def bench_command(
     batches: Annotated[int | None, typer.Option(help="Stop after this many batches instead.", min=1)] = None,
     shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle, as for training.")] = False,
     fields: command.Fields = None,
-    crop: Annotated[int, typer.Option(help="Pixels of RandomResizedCrop; 0: no crop.", min=0)] = 224,
     raw: Annotated[bool, typer.Option("--no-decode", help="Do not decode the fields.")] = False,
     as_document: command.Json = False,
     index: command.Index = None,
@@ -224,7 +222,7 @@ def bench_command(
     """
     options = dict(storage_option or ())
     chosen = _usual_fields(urls, index, options) if fields is None else tuple(fields.split(","))
-    images = [] if raw or not crop else [name for name in chosen if all(map(is_image, name.split(";")))]
+    images = [] if raw else [name for name in chosen if all(map(is_image, name.split(";")))]
     started = time.perf_counter()
     with streamload.StreamLoader(
         urls,
@@ -232,7 +230,7 @@ def bench_command(
         shuffle=shuffle,
         fields=chosen,
         decode=not raw,
-        transform=dict.fromkeys(images, RandomResizedCrop(crop)) if images else None,
+        transform=dict.fromkeys(images, RandomResizedCrop(_CROP)) if images else None,
         num_workers="auto" if workers is None else workers,
         index=index,
         storage_options=options,
@@ -249,7 +247,7 @@ def bench_command(
             raise
         measured, spent_s = loader.statistics().since(before), last - first
         setup = f"batch_size={batch_size}, {counted(loader.num_workers, 'worker')}, fields {', '.join(chosen)}"
-        setup += ", not decoded" if raw else f", RandomResizedCrop({crop})" if images else ""
+        setup += ", not decoded" if raw else f", RandomResizedCrop({_CROP})" if images else ""
     if as_document:
         command.print_document(
             {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -91,23 +91,6 @@ class ShardTable:
                 holding = np.flatnonzero(self.member_field == self.fields.index(name))
                 members[sample_of_member[holding]] = holding
         return members
-
-    def only(self, samples: NDArray[np.int64]) -> ShardTable:
-        """Return a table of some of the samples, by their ascending numbers; `skipped` stays."""
-        members = stretches(self.sample_start[samples], self.sample_start[samples + 1])
-        key_bytes = stretches(self.key_start[samples], self.key_start[samples + 1])
-        return replace(
-            self,
-            member_offset=self.member_offset[members],
-            member_size=self.member_size[members],
-            member_field=self.member_field[members],
-            sample_start=starts_of(np.diff(self.sample_start)[samples]),
-            key_bytes=self.key_bytes[key_bytes],
-            key_start=starts_of(np.diff(self.key_start)[samples]),
-            member_crc32=None if self.member_crc32 is None else self.member_crc32[members],
-            labels=None if self.labels is None else self.labels[samples],
-            member_shard=None if self.member_shard is None else self.member_shard[members],
-        )
 
     def sample_fields(self, sample: int) -> tuple[str, ...]:
         """Return the fields of one sample, in the order in which they are stored."""

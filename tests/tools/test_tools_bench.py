@@ -52,8 +52,8 @@ def test_bench_ends_after_some_seconds_and_reads_the_chosen_fields(arrays: Path)
 
 
 def test_bench_resizes_images_to_one_size_or_leaves_their_bytes(photos: Path) -> None:
-    cropped = bench(photos, "--batch-size", 4, "--batches", 2, "--crop", 8)
-    assert cropped[0].endswith("fields jpg;png, cls, RandomResizedCrop(8)")
+    cropped = bench(photos, "--batch-size", 4, "--batches", 2)
+    assert cropped[0].endswith("fields jpg;png, cls, RandomResizedCrop(224)")
     raw = bench(photos, "--batch-size", 4, "--batches", 2, "--no-decode")
     assert raw[0].endswith("fields jpg;png, cls, not decoded")
 

@@ -66,7 +66,6 @@ def test_stats_counts_samples_fields_and_labels(dataset: Path) -> None:
     assert found["fields"]["npy"]["samples"] == found["fields"]["cls"]["samples"] == 53
     assert found["labels"][0] == {"label": 0, "samples": 30}
     assert sorted(each["label"] for each in found["labels"]) == list(range(24))
-    assert stats_of(dataset, "--where", "label == 0")["samples"] == 30
 
 
 def test_stats_are_the_same_without_an_index_and_from_a_bucket(dataset: Path, bucket: Place) -> None:
@@ -103,9 +102,8 @@ def test_pixels_agree_with_numpy_and_normalize_reads_them(photos: Path, tmp_path
     own = tmp_path / "own.json"
     assert stats_of(photos, "--pixels", "--workers", 1, "--output", own)["pixels"] == found
     assert own.read_bytes() == (photos / "statistics.json").read_bytes()
-    status, out, _ = run(streamload.app, "stats", photos, "--pixels", "--where", "label == 1", "--output", own)
+    status, out, _ = run(streamload.app, "stats", photos, "--pixels", "--output", own)
     assert (status, out.splitlines()[-1]) == (0, f"saved in {own}")
-    assert json.loads(own.read_text())["pixels"] < len(pixels) / 3
 
 
 @pytest.mark.exhaustive
