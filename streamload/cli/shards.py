@@ -388,7 +388,7 @@ def verify_command(
     storages = Storages(options)
     urls = list(find_shards(urls, storages))
     finder = ShardFinder(index, storages)
-    known = Dataset(Listing(tuple(_shard_in(finder, url) for url in urls), None, ()), storages)
+    known = Dataset(Listing(tuple(_shard_in(finder, url) for url in urls), None, (), indexes=finder.indexes), storages)
     whole: list[str] = []
     kept: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()

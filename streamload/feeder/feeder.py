@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic, perf_counter, process_time
@@ -25,7 +25,6 @@ from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES
 from streamload.fetch.resident import Fetching, ResidentShards, fetched_shards, waits_for_index
 from streamload.index.dataset import Dataset
-from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing
 from streamload.limits import CALLER_SHARDS_SHARE
 from streamload.memory.slots import SlotPool
@@ -169,7 +168,6 @@ class Feeder:
         configure: what to do.
         send: takes messages for the trainer, as `AsyncChannel.send`.
         launched: workers that have been started already.
-        indexes: indexes that have been read already, by folder.
         shards: opens all shards, if this is the trainer's process.
     """
 
@@ -179,14 +177,13 @@ class Feeder:
         send: Callable[..., None],
         launched: Sequence[Child] = (),
         *,
-        indexes: Mapping[str, DatasetIndex] | None = None,
         shards: ResidentShards | None = None,
     ) -> None:
         settings, fetching, listing = configure.settings, configure.fetching, configure.listing
         self._send = send
         self._turn_is_due = self._closed = False
         self._scans_logged_s = monotonic()
-        self.tables = Dataset(listing, fetching.storages, indexes=indexes, budget_bytes=fetching.budget_bytes)
+        self.tables = Dataset(listing, fetching.storages, budget_bytes=fetching.budget_bytes)
         self.fetcher = self._make_fetcher(fetching, listing) if shards is None else None
         if self.fetcher is not None:
             keep_freed_memory(_KEPT_BYTES)

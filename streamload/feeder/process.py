@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from streamload.decode.failure import Attempt, answer_failure, failure_of
 from streamload.feeder.messages import WHAT_HOLDS_UP, Answer, Call, Calls, Configure, Failed
-from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing, list_shards
 from streamload.log_records import Logged, forward_records
 from streamload.memory.async_channel import AsyncChannel
@@ -63,7 +62,6 @@ class _Process:
         self._loop.set_exception_handler(self._on_exception)
         self._early = early
         self._feeder: Feeder | None = None
-        self._indexes: dict[str, DatasetIndex] = {}
         self._calls = Calls(self._list_shards)
         self._answering: set[asyncio.Task[None]] = set()
         self.ended = asyncio.Event()  # the trainer is gone
@@ -80,7 +78,7 @@ class _Process:
             self._answer(message, self._feeder.what_holds_up())
         elif isinstance(message, Configure):
             with Attempt() as attempt:
-                self._feeder = _load()(message, self._send, self._early, indexes=self._indexes)
+                self._feeder = _load()(message, self._send, self._early)
                 self._early = []
             if attempt.error is not None:
                 self._send(Failed(failure_of(naming_the_limit(attempt.error))))
@@ -102,7 +100,7 @@ class _Process:
 
     async def _list_shards(self, *arguments: Any) -> Listing:
         """List shards, and import meanwhile what makes the feeder."""
-        listing = asyncio.ensure_future(asyncio.to_thread(list_shards, *arguments, indexes_read=self._indexes))
+        listing = asyncio.ensure_future(asyncio.to_thread(list_shards, *arguments))
         self._loop.call_soon(_load)
         return await listing
 

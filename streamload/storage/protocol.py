@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from glob import escape
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
@@ -161,13 +162,6 @@ def escaped(url: str) -> str:
     return escape(url) if host is None else url[: host.end()] + escape(url[host.end() :])
 
 
-def _matches(path: str, component: str) -> bool:
-    name = path.rstrip("/").rpartition("/")[2]
-    if name.startswith(".") and not component.startswith("."):
-        return False
-    return fnmatchcase(name, component)
-
-
 def _split_pattern(path: str) -> tuple[str, list[str]]:
     """Split a pattern into the folder before the first glob and the remaining components, at least one."""
     components = path.split("/")
@@ -189,6 +183,8 @@ def find_entries(
     `level` lists a folder; it returns nothing for a missing one. `root` is the path of the outermost folder.
     """
     start, steps = _split_pattern(pattern)
+    last = len(steps) - 1
+    fits = [re.compile(("" if step.startswith(".") else r"(?!\.)") + translate(step)).match for step in steps]
 
     def walk(folder: str, at: set[int], depth: int) -> Iterator[Entry]:
         """Yield the matches in a folder, whose names may match the steps `at`, or those after a `**` there."""
@@ -204,12 +200,12 @@ def find_entries(
         any_folders = {number for number in at if steps[number] == ANY_FOLDERS}
         names = at - any_folders | {number + 1 for number in any_folders}
         for entry in level(folder):
-            matched = [number + 1 for number in names if _matches(entry.path, steps[number])]
-            if entry.is_folder == folders and len(steps) in matched:
+            name = entry.path.rstrip("/").rpartition("/")[2]
+            if entry.is_folder == folders and last in names and fits[last](name):
                 yield entry
             if entry.is_folder:
-                after = {*matched} - {len(steps)} | (any_folders if _matches(entry.path, "*") else set())
-                if after:
+                after = {number + 1 for number in names - {last} if fits[number](name)}
+                if after := after | (set() if name.startswith(".") else any_folders):
                     yield from walk(entry.path, after, depth + 1)
 
-    return sorted(walk(start or root, {0}, 0), key=lambda entry: entry.path)
+    return sorted(walk(start or root, {0}, 0), key=itemgetter(0))

@@ -40,6 +40,6 @@ def read_index(folder: str | os.PathLike[str]) -> DatasetIndex:
 def table_in(index: DatasetIndex, name: str) -> ShardTable:
     """The table of one shard in an index, as a loader reads it."""
     shard = Shard(name, name, UNKNOWN_BYTES, 0, "", None, index.folder)
-    table = Dataset(Listing((shard,), None, ()), indexes={index.folder: index}).find(0)
+    table = Dataset(Listing((shard,), None, (), indexes={index.folder: index})).find(0)
     assert table is not None
     return table
