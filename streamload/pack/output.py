@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from datetime import timedelta
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from streamload.text import printable
 
-_INTERVAL_S = 5.0
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+_LINE_INTERVAL_S, _BAR_INTERVAL_S = 5.0, 0.1
 
 
 class UsageError(ValueError):
@@ -36,25 +40,36 @@ def shown_time(seconds: float) -> str:
 
 
 class Progress:
-    """Report progress on standard error, as a line every five seconds and a last one."""
+    """Report progress on standard error: a line every five seconds, or rich's bar on a terminal."""
 
     def __init__(self, label: str, total: int, unit: str) -> None:
         self._label, self._total, self._unit = label, total, unit
         self._done = self._bytes = 0
         self._start = self._last = time.monotonic()
+        self._bar: RichProgress | None = None
 
     def __enter__(self) -> Self:
-        return self
+        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._report()
+            columns, screen = (TextColumn("{task.description}"), BarColumn(None)), Console(stderr=True)
+            self._bar = Progress(*columns, console=screen, transient=True, redirect_stdout=sys.stdout.isatty())
+            self._bar.add_task(self._label, total=self._total)
+            self._bar.start()
+        return self
 
     def advance(self, items: int, item_bytes: int) -> None:
         """Add finished items and bytes."""
         self._done += items
         self._bytes += item_bytes
-        if time.monotonic() - self._last >= _INTERVAL_S:
+        if time.monotonic() - self._last >= (_LINE_INTERVAL_S if self._bar is None else _BAR_INTERVAL_S):
+            self._report()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif kind is None:
             self._report()
 
     def _report(self) -> None:
@@ -66,4 +81,7 @@ class Progress:
         line += f", {shown_bytes(self._bytes / spent_s)}/s" if self._bytes else ""
         if 0 < self._done < self._total:
             line += f", {shown_time((self._total - self._done) * spent_s / self._done)} left"
-        print(line, file=sys.stderr, flush=True)
+        if self._bar is None:
+            print(line, file=sys.stderr, flush=True)
+        else:
+            self._bar.update(self._bar.task_ids[0], completed=self._done, description=line)
