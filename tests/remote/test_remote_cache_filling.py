@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 from places import Place
+from processes import wait_until
 from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
@@ -17,7 +17,6 @@ pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 MB = 1_000_000
 SIZES = [[MB] * 30, [1000] * 40]
 """A shard of four parts, and one of small samples."""
-DEADLINE_S = 10.0
 SEED = 0
 """The large shard comes first."""
 
@@ -48,10 +47,7 @@ def read(server: FaultServer, cache: Path, samples: set[int], shards: int) -> fl
     ) as loader:
         seen = {int(label) for (labels,) in loader for label in labels}
         assert {label for label in seen if label < 30} <= samples
-        deadline_s = time.monotonic() + DEADLINE_S
-        while cached_shards(cache) < shards:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        assert wait_until(lambda: cached_shards(cache) >= shards)
     return server.report().sent_bytes / MB
 
 

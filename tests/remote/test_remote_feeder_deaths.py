@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 from late_cuda import LateCuda
 from matrix import exhaustive
 from places import Place, local
-from processes import children
+from processes import kill_one
 from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
@@ -26,14 +24,6 @@ LABELS = list(range(200))
 def loader_of(place: Place, form: str, **options: Any) -> StreamLoader:
     defaults: dict[str, Any] = {"batch_size": 4, "fields": ("npy", "cls"), "num_workers": 0, "prefetch_batches": 1}
     return StreamLoader(place.urls(form, range(5)), **{**defaults, **options})
-
-
-def kill_one(module: str) -> bool:
-    """Kill a process of this name, if there is one."""
-    for child in children(module)[:1]:
-        os.kill(child.pid, signal.SIGKILL)
-        return True
-    return False
 
 
 OTHERS = [

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ import fsspec.asyn
 import pytest
 from matrix import exhaustive
 from places import Place, Step, each_step, local, without_names, write_datasets
-from processes import children
+from processes import kill_one
 from random_runs import SHARDS, RandomRun, draw_run
 from servers.faults import FaultServer
 
@@ -84,19 +81,13 @@ def look(
                 seen.steps.append(step)
                 if len(seen.steps) == kill_behind:
                     for module in kills:
-                        _kill_one(module)
+                        kill_one(module)
                 if len(seen.steps) == most:
                     break
         except SampleError as error:
             seen.failed = error.key
         seen.skipped = [error.key for error in loader.skipped]
     return seen
-
-
-def _kill_one(module: str) -> None:
-    for child in children(module)[:1]:
-        with suppress(ProcessLookupError):
-            os.kill(child.pid, signal.SIGKILL)
 
 
 def assert_same(found: list[Step], expected: list[Step], run: RandomRun) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 from matrix import exhaustive
 from places import Place, write_datasets
 from preloaded import Preloaded
+from processes import wait_until
 from servers.faults import FaultServer, Script
 from through_fsspec import through_fsspec
 
@@ -37,9 +38,9 @@ def have_policy(monkeypatch: pytest.MonkeyPatch, policy: RetryPolicy) -> None:
     """From now on loaders make requests again in this way."""
     usual = Options.fetching
 
-    def fetching(options: Options, existing: Sequence[str] = ()) -> Fetching:
+    def fetching(options: Options) -> Fetching:
         storages = Storages(options.storage_options, options.filesystem, Retries(policy))
-        return usual(options, existing)._replace(storages=storages)
+        return usual(options)._replace(storages=storages)
 
     monkeypatch.setattr(Options, "fetching", fetching)
 
@@ -120,10 +121,7 @@ def half_an_epoch_and_then(server: FaultServer, script: Script, loader: StreamLo
     loader.load_state_dict({**loader.state_dict(), "position": 90})
     server.play(script)
     assert list(checked_labels(loader)) == LABELS[90:]
-    deadline = time.monotonic() + 20
-    while not any(path.endswith(script.only) for path, _, _ in server.report().spans):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert wait_until(lambda: any(path.endswith(script.only) for path, _, _ in server.report().spans))
     time.sleep(0.3)  # for the feeder to learn of it
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import time
 from pathlib import Path
 
 import pytest
 from preloaded import Preloaded
+from processes import wait_until
 from ray_cluster import LocalRayCluster
 
 if importlib.util.find_spec("ray") is None:
@@ -17,15 +17,11 @@ pytestmark = pytest.mark.timeout(300)
 
 EXHAUSTIVE = pytest.mark.exhaustive
 PROGRAM = "import sys, training_programs; getattr(training_programs, sys.argv[1])(*sys.argv[2:])"
-_ENDS_S = 30.0
 
 
 def expect_nothing_left(cluster: LocalRayCluster) -> None:
     """No process of an actor, and none that it has started; Ray ends them some time after their driver."""
-    deadline = time.monotonic() + _ENDS_S
-    while left := [*cluster.processes("FeederActor"), *cluster.processes("streamload.")]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    assert wait_until(lambda: not [*cluster.processes("FeederActor"), *cluster.processes("streamload.")])
 
 
 @pytest.mark.parametrize(

@@ -158,18 +158,8 @@ def test_a_bucket_is_read_with_the_keys_of_a_profile(
     assert storage.info("s3://profiled/a.tar").bytes == 1
 
 
-def test_a_given_endpoint_overrides_the_environment(
-    rclone_s3: S3Server, files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (rclone_s3.folder / "given").mkdir()
-    (rclone_s3.folder / "given" / "a.tar").write_bytes(b"x")
-    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
-        monkeypatch.setenv(name, NOWHERE)
-    assert Storages(rclone_s3.options).for_url("s3://given/a.tar").info("s3://given/a.tar").bytes == 1
-
-
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
-def test_the_endpoint_of_the_environment(
+def test_the_endpoint_of_the_environment_and_one_that_overrides_it(
     name: str, rclone_s3: S3Server, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (rclone_s3.folder / "named").mkdir(exist_ok=True)
@@ -177,6 +167,8 @@ def test_the_endpoint_of_the_environment(
     keys = {key: value for key, value in rclone_s3.options.items() if key != "endpoint_url"}
     monkeypatch.setenv(name, rclone_s3.endpoint)
     assert Storages(keys).for_url("s3://named/a.tar").info("s3://named/a.tar").bytes == 1
+    monkeypatch.setenv(name, NOWHERE)
+    assert Storages(rclone_s3.options).for_url("s3://named/a.tar").info("s3://named/a.tar").bytes == 1
     monkeypatch.setenv(name, "")
     with pytest.raises(ValueError, match=f"{name}='' must begin with https:// or http://"):
         Storages(keys).for_url("s3://named/a.tar")

@@ -25,6 +25,15 @@ def children(module: str = "streamload") -> list[psutil.Process]:
     return found
 
 
+def kill_one(module: str) -> bool:
+    """Kill a process of this name, if there is one."""
+    for child in children(module)[:1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+            return True
+    return False
+
+
 def _module(command: list[str]) -> str:
     """What stands behind `-m`."""
     behind = command.index("-m") + 1 if "-m" in command else len(command)

@@ -9,8 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
@@ -18,6 +17,7 @@ import held_functions
 import numpy as np
 import pytest
 from launched import Ended, run_python
+from processes import wait_until
 from ray_cluster import LocalRayCluster, ray_cluster
 from remote_places import new_place
 from servers.rclone import S3Server
@@ -71,13 +71,6 @@ def files(folder: Path) -> dict[str, object]:
     }
 
 
-def wait_for(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 class HeldMap:
     """`streamload map` with `held_functions.held`, in a process of its own.
 
@@ -105,7 +98,7 @@ class HeldMap:
         )
 
     def wait_until_held(self) -> None:
-        wait_for(lambda: self.began() == SHARDS and len(self.tasks()) == HELD)
+        assert wait_until(lambda: self.began() == SHARDS and len(self.tasks()) == HELD)
 
     def began(self) -> int:
         return len(list(self.folder.glob("began-*")))
@@ -152,14 +145,14 @@ def test_a_bucket_gets_the_same_where_the_command_is_ended_and_resumed(
     running = HeldMap(cluster, tmp_path / "held", f"{bucket.url}/source", f"{bucket.url}/new", *bucket.options)
     running.start()
     running.wait_until_held()
-    wait_for(lambda: len(list((bucket.folder / "new/.streamload-packing").glob("*.record"))) == SHARDS - HELD)
+    assert wait_until(lambda: len(list((bucket.folder / "new/.streamload-packing").glob("*.record"))) == SHARDS - HELD)
     running.process.send_signal(how)
     status, output = running.end()
     if how == signal.SIGINT:
         assert status == 130, output
         assert "--resume" in output
         assert running.tasks() == []
-    wait_for(lambda: running.tasks() == [])
+    assert wait_until(lambda: running.tasks() == [])
     assert not list((bucket.folder / "new").glob("shard-00000[345].tar")), "no task has gone on"
     running.let_go()
     running.start("--resume")

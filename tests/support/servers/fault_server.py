@@ -240,31 +240,19 @@ class Server:
         return Answer(206, headers, offset=stored.offset + start, size=end - start)
 
     def listing(self, request: Request) -> Answer:
-        """S3's ListObjectsV2, in pages of `max-keys`, with `prefix`, `delimiter` and `start-after`."""
+        """S3's ListObjectsV2, in one page, with `prefix` and `delimiter`."""
         bucket = request.path.strip("/")
-        requested = {"prefix": "", "max-keys": "1000", "start-after": ""}
-        requested |= {name: values[0] for name, values in request.query.items()}
-        prefix, delimiter, most = requested["prefix"], requested.get("delimiter"), int(requested["max-keys"])
-        after = requested.get("continuation-token", requested["start-after"])
-        keys = (name.removeprefix(f"{bucket}/") for name in sorted(self.objects) if name.startswith(f"{bucket}/"))
+        prefix, delimiter = (request.query.get(name, [""])[0] for name in ("prefix", "delimiter"))
         found: dict[str, Stored | None] = {}
-        for key in keys:
-            if not key.startswith(prefix):
-                continue
-            head, mark, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
-            folder = f"{prefix}{head}{mark}" if mark else None
-            name = folder or key
-            if name > after:
-                found[name] = None if folder else self.objects[f"{bucket}/{key}"]
-        page = list(found.items())[:most]
-        lines = [f"<Name>{escape(bucket)}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(page)}</KeyCount>"]
-        lines.append(f"<MaxKeys>{most}</MaxKeys><IsTruncated>{str(len(found) > most).lower()}</IsTruncated>")
-        if len(found) > most:
-            lines.append(f"<NextContinuationToken>{escape(page[-1][0])}</NextContinuationToken>")
-        for name, stored in page:
-            lines.append(_entry(name, stored))
+        for name, stored in sorted(self.objects.items(), key=lambda item: item[0]):
+            key = name.removeprefix(f"{bucket}/")
+            if key != name and key.startswith(prefix):
+                head, mark, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+                found[f"{prefix}{head}{mark}" if mark else key] = None if mark else stored
+        entries = "".join(_entry(key, stored) for key, stored in found.items())
+        head = f"<Name>{escape(bucket)}</Name><KeyCount>{len(found)}</KeyCount><IsTruncated>false</IsTruncated>"
         space = "http://s3.amazonaws.com/doc/2006-03-01/"
-        return _text(200, f'<ListBucketResult xmlns="{space}">{"".join(lines)}</ListBucketResult>')
+        return _text(200, f'<ListBucketResult xmlns="{space}">{head}{entries}</ListBucketResult>')
 
     def report(self) -> dict[str, Any]:
         return {

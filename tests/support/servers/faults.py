@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from servers.fault_server import Script
 
@@ -36,8 +37,8 @@ class Report:
     requests: int
     sent_bytes: int
     most_beside: int
-    log: list[tuple[str, str, str | None]]
-    spans: list[tuple[str, float, float]]
+    log: list[list[Any]]
+    spans: list[list[Any]]
 
 
 class FaultServer:
@@ -87,14 +88,7 @@ class FaultServer:
 
     def report(self) -> Report:
         """What was asked since `play`."""
-        found = self._ask({})
-        return Report(
-            found["requests"],
-            found["sent_bytes"],
-            found["most_beside"],
-            [tuple(entry) for entry in found["log"]],
-            [tuple(entry) for entry in found["spans"]],
-        )
+        return Report(**self._ask({}))
 
     def kill(self) -> None:
         """End it as a machine that fails does."""

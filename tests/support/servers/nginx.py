@@ -20,7 +20,7 @@ pid {work}/nginx.pid;
 error_log {work}/error.log;
 events {{ worker_connections 256; }}
 http {{
-    access_log {work}/access.log;
+    access_log off;
     client_body_temp_path {work}/body;
     proxy_temp_path {work}/proxy;
     fastcgi_temp_path {work}/fastcgi;
@@ -41,12 +41,10 @@ class WebServer:
     Attributes:
         folder: its root.
         url: its address.
-        log: one line a request, written when it was answered.
     """
 
     folder: Path
     url: str
-    log: Path
 
 
 @contextlib.contextmanager
@@ -60,4 +58,4 @@ def serve_http(folder: Path) -> Iterator[WebServer]:
         configuration = Path(work) / "nginx.conf"
         configuration.write_text(_CONFIGURATION.format(work=work, port=port, folder=folder))
         with running([binary, "-c", str(configuration), "-e", f"{work}/error.log"], port):
-            yield WebServer(folder, f"http://127.0.0.1:{port}", Path(work) / "access.log")
+            yield WebServer(folder, f"http://127.0.0.1:{port}")
