@@ -12,7 +12,7 @@ from time import perf_counter, process_time
 from typing import Literal, NamedTuple
 
 from streamload.text import counted
-from streamload.totals import Totals, duration_bucket, quantile_s
+from streamload.totals import Totals
 from streamload.trace import Event
 from streamload.workers.launchers import processors_of_rank
 
@@ -127,8 +127,6 @@ def _work(totals: Totals, machine: Machine, total_s: float, waits: str) -> Limit
 
 
 _PER_SECOND_OF_STAT = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-_DURATIONS = ("wait", "step", "task")
-_QUANTILES = (("p50", 0.5), ("p95", 0.95), ("max", 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +155,7 @@ class Statistics:
         limit: the bottleneck of this run: the stage, and the sentence of `verdict`.
         verdict: the bottleneck of this run and a remedy, in one sentence.
         skipped_members: members that belong to no sample, by reason, in the shards scanned in this run.
-        totals: sums by name, which ends in the unit: those of `as_dict`, and counts of durations.
+        totals: sums by name, which ends in the unit; see `as_dict`.
         settled: totals without the first batch, which includes the start of processes; the basis of the verdict.
         machine: of the loader.
     """
@@ -197,14 +195,9 @@ class Statistics:
         """Return flat numbers by name, for TensorBoard, Weights & Biases or a log.
 
         Names end in their unit. They are sums over the loader's life, so `now.since(before).as_dict()` has those of an
-        interval; "wait", "step" and "task" with "p50_s", "p95_s" and "max_s" are durations of waits for batches, of
-        steps and of workers' tasks, at most a fifth too long.
+        interval.
         """
-        numbers = {name: value for name, value in self.totals.items() if "_durations/" not in name}
-        for kind in _DURATIONS:
-            for name, quantile in _QUANTILES:
-                numbers[f"{kind}_{name}_s"] = quantile_s(self.totals, kind, quantile)
-        return dict(sorted(numbers.items()))
+        return dict(sorted(self.totals.items()))
 
     def __repr__(self) -> str:
         totals = self.totals
@@ -277,26 +270,15 @@ class Meter:
         self.totals["samples"] += samples
         self.totals["batches"] += 1
 
-    def add_step(self, worked_s: float) -> None:
-        """Add the loop's step on the previous batch."""
-        self.totals["loop_worked_s"] += worked_s
-        self._record_event("step", worked_s)
-        self.totals[duration_bucket("step", worked_s)] += 1
-
-    def add_wait(self, waited_s: float) -> None:
-        """Add the loop's wait for a batch, which is already counted."""
-        self.totals["loop_waited_s"] += waited_s
-        self._record_event("wait", waited_s)
-        if self._first is None:
-            self.totals["first_batch_s"] = waited_s
-            self._first = self._now()
-        else:
-            self.totals[duration_bucket("wait", waited_s)] += 1
-
-    def _record_event(self, kind: str, seconds: float) -> None:
+    def add_time(self, kind: Literal["step", "wait"], seconds: float) -> None:
+        """Add the loop's step on the previous batch, or its wait for a batch that is already counted."""
+        self.totals["loop_worked_s" if kind == "step" else "loop_waited_s"] += seconds
         if self.events is not None:
             batch = int(self.totals["batches"]) - 1
             self.events.append(Event(kind, "loop", perf_counter() - seconds, seconds, {"batch": batch}))
+        if kind == "wait" and self._first is None:
+            self.totals["first_batch_s"] = seconds
+            self._first = self._now()
 
     def statistics(self, skipped_samples: int, processors_elsewhere: int | None = None) -> Statistics:
         """Return the statistics for the user.

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from time import perf_counter
-
-_BUCKETS_OF_TWO = 4
-_SHORTEST_S = 1e-7
 
 
 class Totals(dict[str, float]):
@@ -50,19 +46,3 @@ class TimeIntegral:
         before_s, self._since_s = self._since_s, self._clock()
         self._sum += self._value * (self._since_s - before_s)
         return self._sum
-
-
-def duration_bucket(name: str, seconds: float) -> str:
-    """Return the name of the counter of durations like this one, within 19 %."""
-    return f"{name}_durations/{math.ceil(_BUCKETS_OF_TWO * math.log2(max(seconds, _SHORTEST_S)))}"
-
-
-def quantile_s(totals: Totals, name: str, quantile: float) -> float:
-    """Return a quantile of the counted durations, at most 19 % too long; 0 if none was counted."""
-    counts = sorted((int(bucket), count) for bucket, count in totals.parts(f"{name}_durations").items() if count > 0)
-    left = quantile * sum(count for _, count in counts)
-    for bucket, count in counts:
-        left -= count
-        if left <= 1e-9:
-            return float(2.0 ** (bucket / _BUCKETS_OF_TWO))
-    return 0.0

@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from transforms import slow
 
 from streamload import ShardWriter, StreamLoader
 from streamload.statistics import Meter
-from streamload.totals import Totals, duration_bucket, quantile_s
 
 
 def shards(folder: Path, samples: int) -> Path:
@@ -26,9 +24,9 @@ def test_the_table_says_how_much_of_the_wait_was_for_the_first_batch() -> None:
     meter = Meter()
     for batch in range(240):
         if batch:
-            meter.add_step(0.05)
+            meter.add_time("step", 0.05)
         meter.add_batch(8)
-        meter.add_wait(3.7 if batch == 0 else 0.001)
+        meter.add_time("wait", 3.7 if batch == 0 else 0.001)
     lines = str(meter.statistics(skipped_samples=0)).splitlines()
     (loop,) = [line for line in lines if line.startswith("  loop")]
     assert loop.endswith("waited    3.939 s, 3.700 s of it for the first batch")
@@ -56,20 +54,6 @@ def test_a_run_adds_up(tmp_path: Path) -> None:
     assert totals["loop_worked_s"] + totals["loop_waited_s"] <= wall_s
     waits = sum(amount for name, amount in totals.items() if name.startswith("awaited_s/"))
     assert 0 < waits <= totals["feeder_s"]
-    assert sum(totals.parts("wait_durations").values()) == 19, "the first batch is apart"
     numbers = once.as_dict()
-    assert numbers["task_max_s"] >= 0.002
     assert numbers["samples"] == 200
     assert all(isinstance(value, int | float) for value in numbers.values())
-    assert not [name for name in numbers if "durations" in name]
-
-
-def test_quantiles_are_at_most_a_fifth_too_long() -> None:
-    durations = np.random.default_rng(0).lognormal(-5, 2, 1000)
-    totals = Totals()
-    for seconds in durations:
-        totals[duration_bucket("some", seconds)] += 1
-    for quantile in (0.5, 0.95, 1.0):
-        exact = np.quantile(durations, quantile, method="inverted_cdf")
-        assert exact <= quantile_s(totals, "some", quantile) <= 1.19 * exact
-    assert quantile_s(totals, "others", 0.5) == 0

@@ -251,16 +251,11 @@ def bench_command(
     if as_document:
         command.print_document(
             {
+                **measured.as_dict(),
                 "loader": setup,
                 "first_batch_s": first - started,
-                "samples": measured.samples,
-                "batches": measured.batches,
                 "seconds": spent_s,
-                "payload_bytes": measured.payload_bytes,
-                "samples_per_s": measured.samples / spent_s,
-                "payload_bytes_per_s": measured.payload_bytes / spent_s,
                 "limited_by": measured.verdict,
-                "statistics": measured.as_dict(),
             }
         )
         return

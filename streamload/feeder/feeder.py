@@ -32,7 +32,7 @@ from streamload.memory.unnamed import keep_freed_memory, naming_the_limit
 from streamload.order.sampling import Sampled
 from streamload.order.share import EpochStart
 from streamload.text import counted
-from streamload.totals import Totals, duration_bucket
+from streamload.totals import Totals
 from streamload.trace import Event
 from streamload.workers.launch import Child
 from streamload.workers.pool import Pool, PoolEvents, WorkerActivity, WorkerLink
@@ -69,7 +69,6 @@ class FeederMeter:
             totals[f"{stage}_s"] += getattr(costs, stage)
         for name in ("waited", "busy", "processor", "delayed"):
             totals[f"workers_{name}_s"] += getattr(costs, name)
-        totals[duration_bucket("task", costs.busy)] += 1
         totals.add(costs.named)
         kind, details = "scan", {}
         if isinstance(done, RowsDone):

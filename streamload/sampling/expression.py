@@ -128,7 +128,9 @@ class Expression:
             if isinstance(operation, ast.In | ast.NotIn):
                 if not isinstance(node, ast.Tuple | ast.List | ast.Set):
                     raise self._refused(node, "is no list; write `in (1, 2)`")
-                constants = [self._constant(each) for each in node.elts]
+                constants = [self._value(each) for each in node.elts]
+                if any(np.ndim(each) for each in constants):
+                    raise self._refused(node, "has columns; a list has numbers or strings")
                 _check_alike(node, value, *constants)
                 met = np.isin(value, constants, invert=isinstance(operation, ast.NotIn))
             elif type(operation) in _COMPARISONS:
@@ -149,20 +151,13 @@ class Expression:
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self._value(operand)
             case ast.Constant(value=bool() | int() | float() | str() as constant):
-                return np.asarray(_storable(constant))
+                if isinstance(constant, int) and abs(constant) > _MOST_INT64:
+                    constant = float(min(constant, _HUGE))  # which an array can hold
+                return np.asarray(constant)
         name = _name(node)
         if name is None:
             raise self._refused(node, "is not known here")
         return self._columns[name]
-
-    def _constant(self, node: ast.expr) -> float | str:
-        try:
-            value = ast.literal_eval(node)
-        except ValueError:
-            value = None
-        if not isinstance(value, int | float | str):
-            raise self._refused(node, "is no number or string")
-        return _storable(value)
 
 
 class _Recorder(dict[str, NDArray[Any]]):
@@ -199,13 +194,6 @@ def _class_names(tree: ast.expr) -> Iterator[str]:
             if CLASS_NAME in map(_name, sides):
                 constants = [each.value for side in sides for each in ast.walk(side) if isinstance(each, ast.Constant)]
                 yield from (value for value in constants if isinstance(value, str))
-
-
-def _storable(value: float | str) -> float | str:
-    """Return a constant that an array can hold: an integer beyond 64 bits as a float."""
-    if isinstance(value, int) and abs(value) > _MOST_INT64:
-        return float(max(-_HUGE, min(value, _HUGE)))
-    return value
 
 
 def _is_missing(value: Any) -> Any:

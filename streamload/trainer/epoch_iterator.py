@@ -188,7 +188,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         try:
             self._refuse_ended()
             if self._gave_s is not None and requested_s > self._gave_s:
-                self._meter.add_step(requested_s - self._gave_s)
+                self._meter.add_time("step", requested_s - self._gave_s)
                 self._gave_s = requested_s
             try:
                 with self._turning:
@@ -210,7 +210,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                 raise
             if batch is not None:
                 self._gave_s = perf_counter()
-                self._meter.add_wait(self._gave_s - requested_s)
+                self._meter.add_time("wait", self._gave_s - requested_s)
             return batch
         finally:
             self._in_use.release()
