@@ -41,7 +41,7 @@ from streamload.tar.decompression import compression_of
 from streamload.tar.extensions import Decode
 from streamload.tar.scan import scan_file
 from streamload.text import counted
-from streamload.trainer.checks import SkippedMembers, warn_of_separate_crops, warn_of_unused_decoders
+from streamload.trainer.checks import SkippedMembers, warn_of_unused_decoders
 from streamload.trainer.feeder_link import FeederClient, OpenDataset, listing_places, named_places, with_another_feeder
 
 # Maximum open local shards; by default a process may have 1,024 open files.
@@ -275,7 +275,6 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
                     skipped_members.explain_emptiness()
                 options.check_fields_exist(fields_there)
                 warn_of_unused_decoders(options, fields_there)
-                warn_of_separate_crops(options.transform)
                 client.check_classes({"": portion}, [listing], options)
             selected = None if where is None else np.flatnonzero(client.select(portion.selection, listing))
         self._options, self._listing, self._selected = options, listing, selected

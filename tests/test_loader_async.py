@@ -140,23 +140,19 @@ async def test_leaving_the_loop_ends_the_pass(source: str) -> None:
     gc.collect()
 
 
-@pytest.mark.parametrize("how", ["aclose", "another pass", *map(exhaustive, [("close",), ("the iterator's aclose",)])])
+@pytest.mark.parametrize("how", ["aclose", "another pass", exhaustive(("close",))])
 async def test_who_waits_is_woken_when_the_pass_is_ended_elsewhere(source: str, gate: Path, how: str) -> None:
     async with make(source, **held_up_from(0, gate)) as loader:
         batches = aiter(loader)
         waiting = asyncio.create_task(anext(batches))  # type: ignore[arg-type]
         await asyncio.sleep(0.02)
-        with pytest.raises(RuntimeError, match="two tasks wait"):
-            await anext(batches)
         following = None
         if how == "close":
             loader.close()
         elif how == "aclose":
             await loader.aclose()
-        elif how == "another pass":
-            following = aiter(loader)
         else:
-            await batches.aclose()
+            following = aiter(loader)
         with pytest.raises(LoaderClosedError):
             await waiting
         gate.touch()

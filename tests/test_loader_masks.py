@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from streamload.images import (
     RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
-    ToFloat,
     ToTensor,
 )
 
@@ -75,22 +73,6 @@ def test_a_mask_that_was_decoded_to_colours_is_an_error_of_the_program(shards: s
         pytest.raises(errors.TransformError, match=r"mask 1 has 3 numbers.*images\.palette"),
     ):
         next(iter(loader))
-
-
-CROP, BOTH = RandomResizedCrop(8), Compose([RandomHorizontalFlip(), ToFloat()])
-
-
-def test_separate_crops_of_an_image_and_its_mask_are_warned_of(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path) as writer:
-        image = np.zeros((9, 9, 3), np.uint8)
-        writer.write({"__key__": "0", "png": image, "mask.png": image, "a.png": image})
-    for transform in [{"png": CROP, "mask.png": CROP}, {"png": BOTH, "mask.png": BOTH}]:
-        for make in (StreamLoader, TarDataset):
-            with pytest.warns(UserWarning, match=r"'png' and 'mask.png' at random.*images\.Joint") as said:
-                make(tmp_path, transform=transform).close()
-            assert [warning.filename for warning in said] == [__file__]
-    for transform in [{"png": CROP, "a.png": CROP}, {"mask.png": CROP}, {"png": CROP, "mask.png": lambda mask: mask}]:
-        StreamLoader(tmp_path, transform=transform, num_workers=0).close()  # a warning would be an error
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from time import monotonic, perf_counter, process_time
 from typing import Any
 
 from streamload.decode.failure import Attempt, failure_of
-from streamload.decode.tasks import RowsDone, RowTask, ScanDone, ScanTask, Task
+from streamload.decode.tasks import RowsDone, RowTask, ScanDone, ScanTask
 from streamload.errors import without_secrets
 from streamload.feeder import messages
 from streamload.feeder.scans import Scans
@@ -141,8 +141,6 @@ def _doing(worker: WorkerActivity, tables: Dataset) -> str:
         table = tables.at_hand(shard)
         key = "" if table is None else f", sample {table.key(sample)!r}"
         work = f"decoding or transforming shard {without_secrets(tables.url(shard))!r}{key}"
-    if worker.stopped:
-        return f"{worker.name} is stopped, by a signal (SIGSTOP) or a debugger, {work}"
     return f"{worker.name} is at work, {work}" + (f":\n{worker.stack}" if worker.stack else "")
 
 
@@ -189,7 +187,13 @@ class Feeder:
         keeps = settings.order.lanes == 1 and settings.order.sampling is None
         self.scans = Scans(self.tables, self.fetcher, keeps=keeps)
         slots, opening = SlotPool(configure.descriptors), shards or ResidentShards(listing.numbered, self.fetcher)
-        events = PoolEvents(self._is_wanted, self._on_dropped, self._on_done, self.pump, self._fail)
+        events = PoolEvents(
+            is_wanted=lambda task: isinstance(task, ScanTask) or self._stream.is_wanted(task.number),
+            dropped=lambda task: self._stream.end_task(task.number, None),
+            done=self._on_done,
+            has_room=self.pump,
+            broken=self._fail,
+        )
         if configure.workers:
             self.pool: Pool = ProcessPool(
                 configure.workers,
@@ -250,9 +254,9 @@ class Feeder:
 
     async def what_holds_up(self) -> str:
         """Say what the next batch waits for: the oldest task, or a request; empty if nothing shows."""
-        busy = await self.pool.inspect()
-        if busy:
-            return _doing(busy[0], self.tables)
+        worker = await self.pool.inspect()
+        if worker is not None:
+            return _doing(worker, self.tables)
         return "" if self.fetcher is None else _fetching(self.fetcher)
 
     def _send_ready(self, batches: list[messages.ReadyBatch], last: bool) -> None:
@@ -306,14 +310,6 @@ class Feeder:
             values = self.tables.counts.values
             scanned = f"{int((values >= 0).sum()):,} of {len(values):,}"
             _log.warning("scanned %s shards without an index; `streamload index` saves that", scanned)
-
-    def _is_wanted(self, task: Task) -> bool:
-        """Return True if the result of a task is wanted; else what it needs may never come."""
-        return isinstance(task, ScanTask) or self._stream.is_wanted(task.number)
-
-    def _on_dropped(self, task: Task) -> None:
-        """Forget a task that is not in flight any more."""
-        self._stream.end_task(task.number, None)
 
     def _fail(self, error: Exception) -> None:
         """Report that nothing can go on, and do nothing more."""

@@ -228,12 +228,12 @@ class DiskCache:
         """Stop writing, since the disk refused an operation; warn the first time."""
         self._writable = False
         self._readable = self._readable and exc.errno not in _UNREADABLE
-        self._warn_once("is off from now on, and shards are read without it (%s)", exc.strerror or exc)
+        self.warn_once("is off from now on, and shards are read without it (%s)", exc.strerror or exc)
 
     def _fits(self, identity: ShardIdentity) -> bool:
         needed_bytes = cached_bytes(identity.bytes, self._part_bytes)
         if needed_bytes > self._size_bytes:
-            self._warn_once(
+            self.warn_once(
                 "may take %s, and a shard needs %s there, so shards of this size are not cached: free space on that "
                 "disk, or give another cache_dir, or a larger cache_size where one is given",
                 counted(self._size_bytes, "byte"),
@@ -241,7 +241,8 @@ class DiskCache:
             )
         return 0 < needed_bytes <= self._size_bytes
 
-    def _warn_once(self, text: str, *arguments: object) -> None:
+    def warn_once(self, text: str, *arguments: object) -> None:
+        """Log a warning about this folder, once for each text."""
         with self._warning:
             first = text not in self._warned
             self._warned.add(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 import sys
@@ -27,8 +26,6 @@ from streamload.limits import DECOMPRESSED_AT_ONCE, FETCHED_SHARDS_SHARE, FIRST_
 from streamload.memory.unnamed import descriptor_limit
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import Decompressor, compression_of, decompress
-
-_log = logging.getLogger("streamload")
 
 # Cached files verified at the same time.
 _COMPARED_AT_ONCE = 2
@@ -152,7 +149,6 @@ class Fetcher:
         self._tasks: dict[asyncio.Task[int], FetchedShard] = {}
         self._decompressions: dict[int, _Decompression] = {}
         self._largest_bytes = 0
-        self._without_version: set[str] = set()
         # One thread each: the kernel does not clear pages faster for several, and a file's parts are written in order.
         self._allocator = ThreadPoolExecutor(1, "streamload-allocate")
         self._writer = ThreadPoolExecutor(1, "streamload-cache")
@@ -475,19 +471,17 @@ class Fetcher:
         rewrite.
         """
         cache, url, pin = self._cache, state.url, state.pin
-        if cache is None or url in self._without_version:
+        if cache is None:
             return None
         if pin.total_bytes is None or pin.etag is None:
             # By reading the first byte, since some urls are signed for reading only.
             await self.transfers.read(self._source(state), 0, 1)
         if pin.etag is None or pin.total_bytes is None:
-            if not self._without_version:
-                _log.warning(
-                    "%s is not kept in cache_dir, nor is any other shard of which the storage states no ETag and no "
-                    "date: a rewritten one would not be noticed. To keep them, copy the shards to a local folder",
-                    without_secrets(url),
-                )
-            self._without_version.add(url)
+            cache.warn_once(
+                "does not keep %s, nor any other shard of which the storage states no ETag and no date: a rewritten "
+                "one would not be noticed. To keep them, copy the shards to a local folder",
+                without_secrets(url),
+            )
             return None
         opening = self._opener.submit(cache.open, ShardIdentity(url, pin.etag, pin.total_bytes))
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,9 +15,6 @@ from streamload.tar.header_chain import LINK, MISSING_END
 from streamload.tar.scan import LABEL_FIELD
 from streamload.text import counted, listed
 from streamload.warn_at_caller import warn_at_caller
-
-_MASKS = {"mask", "masks", "seg", "segm", "segmentation", "semantic", "instance", "panoptic", "depth", "disparity"}
-_DRAW = {"RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop"}
 
 
 @contextmanager
@@ -85,24 +81,6 @@ def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
         warn_at_caller(f"decode has a function for {name!r}, which no field is read by: they are {listed(read)}{hint}")
 
 
-def warn_of_separate_crops(transform: object) -> None:
-    """Warn of an image and its mask that are cropped or flipped at random separately."""
-    if not isinstance(transform, Mapping):
-        return
-    drawn = [
-        name
-        for name, function in transform.items()
-        if not _DRAW.isdisjoint(type(each).__name__ for each in (function, *getattr(function, "operations", ())))
-    ]
-    masks = [name for name in drawn if not _MASKS.isdisjoint(re.split("[._;-]", name.lower()))]
-    if masks and len(drawn) > 1:
-        other = next(name for name in drawn if name != masks[0])
-        warn_at_caller(
-            f"transform crops or flips {other!r} and {masks[0]!r} at random, each in a way of its own, so they do not "
-            "fit each other any more; streamload.images.Joint, as a transform of the whole sample, draws once for both"
-        )
-
-
 class SkippedMembers:
     """Warn once of skipped links, of shards without an end-of-archive marker, and of epochs without a batch."""
 
@@ -130,17 +108,12 @@ class SkippedMembers:
     def explain_emptiness(self) -> None:
         """Warn that no shard has a sample."""
         reasons = [f"{count:,} {reason}" for reason, count in self._skipped.items() if reason != MISSING_END]
-        if reasons:
-            why = (
-                f"no sample is in the shards: all their members were skipped ({', '.join(reasons)}); "
-                "the files of a sample are regular ones named KEY.FIELD, such as 0001.jpg and 0001.cls"
-            )
-        else:
-            why = (
-                "no sample is in the shards, so there is nothing to give; see that they are the right ones, and that "
-                "what packed them had something to pack"
-            )
-        self._warn_once("empty", why)
+        skipped = f": all their members were skipped ({', '.join(reasons)})" if reasons else ""
+        self._warn_once(
+            "empty",
+            f"no sample is in the shards, so there is nothing to give{skipped}; the files of a sample are regular ones "
+            "named KEY.FIELD, such as 0001.jpg and 0001.cls",
+        )
 
     def explain_dropped_epoch(self, samples: int, batch_size: int, world_size: int) -> None:
         """Warn that `drop_last` leaves no batch of an epoch."""

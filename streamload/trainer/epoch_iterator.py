@@ -165,7 +165,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._feeder_died = False  # and no batch has come since
         self._gave_s: float | None = None  # when the loop got its last batch
         self._skipped_before = batch_builder.n_skipped
-        self._turning, self._awaited = Lock(), Lock()
+        self._turning = Lock()
         self._ended: str | None = None  # `_FINISHED`, or why before that
         self._in_use = in_use
         cursor.state = "running"
@@ -372,7 +372,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
 
     def close(self) -> None:
         """End the pass early, as leaving the loop does. Idempotent. As a generator's, its loop ends."""
-        self.end(_CLOSED if self._turning.locked() or self._awaited.locked() else _FINISHED)
+        self.end(_CLOSED if self._turning.locked() else _FINISHED)
 
     def end(self, why: str) -> None:
         """End the pass where it stands, without waiting.
@@ -429,8 +429,6 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
 
     async def __anext__(self) -> Any:
         """Return the next batch. Other coroutines run before, and while this waits; a cancelled wait loses nothing."""
-        if not self._awaited.acquire(blocking=False):
-            raise RuntimeError("two tasks wait for the next batch of one pass; let one task take them")
         try:
             await asyncio.sleep(0)
             requested_s, log_after_s = perf_counter(), WAIT_LOGGED_AFTER_S
@@ -440,8 +438,6 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             return batch[0]
         except StopIteration:  # which must not leave a coroutine
             raise StopAsyncIteration from None
-        finally:
-            self._awaited.release()
 
     def _receive_unless_waiting(self) -> Any:
         connection = self.connection

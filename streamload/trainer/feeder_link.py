@@ -64,7 +64,6 @@ from streamload.trainer.checks import (
     check_fields,
     labelled_folders,
     naming_dataset,
-    warn_of_separate_crops,
     warn_of_unused_decoders,
 )
 from streamload.workers.launch import Child, launch
@@ -161,17 +160,13 @@ class Connection:
         """A descriptor that is readable when a message may have come; None if `receive` does tasks itself."""
         return self._channel.fileno() if isinstance(self._channel, Channel) and self._worker is None else None
 
-    def send(self, message: Any, *, later: bool = False) -> None:
-        """Send a message; if the feeder is dead, the next `receive` raises.
-
-        Queue it with `later` until the next message or wait: waking the feeder takes time.
-        """
+    def send(self, message: Any) -> None:
+        """Send a message; if the feeder is dead, the next `receive` raises."""
         self.configured = self.configured or isinstance(message, Configure)
         if isinstance(message, EpochStart) and self._worker is not None:
             self._worker.begin(message.number)
         self._unsent.append(message)
-        if not later:
-            self._flush()
+        self._flush()
 
     def abandon(self, number: int) -> None:
         """Have the feeder abandon a pass. Safe at any moment in any thread; never waits."""
@@ -283,8 +278,7 @@ class Connection:
         try:
             return str(self.call(WHAT_HOLDS_UP, timeout_s=_ANSWER_S) or "")
         except TimeoutError:
-            how = "is stopped, by a signal (SIGSTOP) or a debugger" if self._child.is_stopped else "does not answer"
-            return f"the feeder (process {self._child.pid}) {how}"
+            return f"the feeder (process {self._child.pid}) does not answer: it may be stopped (SIGSTOP)"
         except WorkerError as error:  # it has died meanwhile
             return error.message
 
@@ -569,7 +563,6 @@ class FeederLink:
             known = all(listing.counts is not None for listing in self._listings)
             names = [name for listing in self._listings for name in listing.fields]
             warn_of_unused_decoders(options, names if known else [])
-            warn_of_separate_crops(options.transform)
         except BaseException:  # after Ctrl-C too, whose traceback keeps this object
             self.close()
             raise
@@ -594,7 +587,7 @@ class FeederLink:
         """Request an epoch."""
         connection = self.connect()
         if self._traced:
-            connection.send(Tracing(on=True), later=True)
+            connection.send(Tracing(on=True))
         connection.send(start)
         return connection
 
@@ -602,7 +595,7 @@ class FeederLink:
         """Start or stop recording events for a trace."""
         self._traced = on
         if (connection := self._living()) is not None:
-            connection.send(Tracing(on=on), later=True)
+            connection.send(Tracing(on=on))
 
     def _living(self) -> Connection | None:
         connection = self._connection

@@ -58,15 +58,6 @@ class Child:
         self._status: int | None = None
         self._how_it_ended: str | None = None
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped it, if the system says so."""
-        try:
-            with open(f"/proc/{self.pid}/stat", "rb") as status:
-                return status.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
-        except OSError:
-            return False
-
     def request_stack(self) -> int:
         """Have it write the stacks of its threads; return where in its last words."""
         written_bytes = os.fstat(self.words).st_size

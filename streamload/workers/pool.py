@@ -21,14 +21,12 @@ class WorkerActivity(NamedTuple):
         name: of the worker, with its process.
         task: None while it starts.
         row: -1 before and after the rows.
-        stopped: by a signal or a debugger.
         stack: of its Python code, if known.
     """
 
     name: str
     task: Task | None
     row: int
-    stopped: bool
     stack: str
 
 
@@ -177,9 +175,9 @@ class Pool:
         for worker in self.workers:
             worker.drop(shards, slots)
 
-    async def inspect(self) -> list[WorkerActivity]:
-        """Return the work of busy and starting workers, oldest task first."""
-        return []  # the trainer does not ask while it does a task
+    async def inspect(self) -> WorkerActivity | None:
+        """Return the work of a worker that is starting, or else has the oldest task; None if all are idle."""
+        return None  # the trainer does not ask while it does a task
 
     def close(self) -> None:
         """End the workers, and close what is open."""

@@ -32,7 +32,6 @@ _log = logging.getLogger("streamload")
 
 _TASKS_AHEAD = 2
 _MAX_FAILED_STARTS = 3
-_MAX_FAILED_RESTARTS = 30
 _DEATHS_OF_A_ROW = 2
 _DEATHS_OF_A_TASK = 3
 # Or four for each worker: all may die at once where memory runs out.
@@ -55,16 +54,6 @@ class _Worker(WorkerLink):
         send = partial(self.channel.send, close=True)
         super().__init__(send, pool.shards, pool.slots, descriptor_limit() // WORKER_SHARDS_SHARE)
         self.started = False
-
-    def activity(self, requested: int) -> WorkerActivity | None:
-        """Return its current work, some time after `Child.request_stack`; None if idle."""
-        task = next(iter(self.tasks.values()), None)
-        if task is None and self.started:
-            return None
-        row = -1 if task is None else self.row_of(task)
-        stack = self.child.last_words(requested) if self.started else ""
-        name = f"worker {self.number} (process {self.child.pid})"
-        return WorkerActivity(name, task, row, self.child.is_stopped, stack)
 
     def row_of(self, task: Task) -> int:
         """Return the current row of a task; -1 before and after the rows."""
@@ -95,9 +84,7 @@ class ProcessPool(Pool):
         self._deaths: Counter[tuple[int, int]] = Counter()
         self._ends_at_failure = ends_at_failure
         self._deaths_in_a_row = 0
-        self._most_deaths_in_a_row = max(_MOST_DEATHS_IN_A_ROW, 4 * workers)
-        self._failed_starts = 0
-        self._max_failed_starts = _MAX_FAILED_STARTS
+        self._most_deaths_in_a_row = _MAX_FAILED_STARTS
         self.shards = shards
         started = [self._start(number, child) for number, child in zip_longest(range(workers), launched)]
         super().__init__(started, shards, events, _TASKS_AHEAD)
@@ -118,12 +105,19 @@ class ProcessPool(Pool):
                 worker.child.end(0.0)
                 self._replace(worker, self._wanted(worker.tasks.values()))
 
-    async def inspect(self) -> list[WorkerActivity]:
-        """Return the work of busy and starting workers, oldest task first."""
-        requested = [(worker, worker.child.request_stack() if worker.started else 0) for worker in self.workers]
+    async def inspect(self) -> WorkerActivity | None:
+        """Return the work of a worker that is starting, or else has the oldest task; None if all are idle."""
+        busy = [worker for worker in self.workers if worker.tasks or not worker.started]
+        if not busy:
+            return None
+        worker = min(busy, key=lambda each: next(iter(each.tasks), -1))
+        name = f"worker {worker.number} (process {worker.child.pid})"
+        if not worker.started:
+            return WorkerActivity(name, None, -1, "")
+        start = worker.child.request_stack()
         await asyncio.sleep(STACK_S)
-        activities = [worker.activity(start) for worker, start in requested if worker in self.workers]
-        return sorted(filter(None, activities), key=lambda each: -1 if each.task is None else each.task.number)
+        task = next(iter(worker.tasks.values()), None) if worker in self.workers else None
+        return task and WorkerActivity(name, task, worker.row_of(task), worker.child.last_words(start))
 
     def close(self) -> None:
         """End all workers: idle ones at once, others after a short grace period."""
@@ -181,8 +175,8 @@ class ProcessPool(Pool):
             self._events.broken(error)
             return
         worker.started = True
-        self._failed_starts = 0
-        self._max_failed_starts = _MAX_FAILED_RESTARTS  # workers can start, so a later failure is an accident
+        # Workers can start, so a later failure is an accident.
+        self._most_deaths_in_a_row = max(_MOST_DEATHS_IN_A_ROW, 4 * len(self.workers))
         self._give_returned()
         self._events.has_room()
 
@@ -195,9 +189,9 @@ class ProcessPool(Pool):
         worker.channel.close()
         how = worker.child.end(_GRACE_OF_THE_LOST_S)
         if not worker.started:
-            self._failed_starts += 1
-            if self._failed_starts >= self._max_failed_starts:
-                times = f"{self._failed_starts} times running"
+            self._deaths_in_a_row += 1
+            if self._deaths_in_a_row >= self._most_deaths_in_a_row:
+                times = f"{self._deaths_in_a_row} times running"
                 self._events.broken(WorkerError(f"a worker process {how} before it was ready, {times}"))
                 return
         held = list(worker.tasks.values())
