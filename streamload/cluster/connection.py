@@ -79,7 +79,7 @@ class RayChannel:
             self.close()
             raise
 
-    def close(self) -> None:
+    def close(self, *, ends: bool = True) -> None:  # noqa: ARG002
         """End the feeders. Idempotent."""
         for feeder in self._feeders:
             self._end(feeder)

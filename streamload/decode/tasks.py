@@ -172,7 +172,6 @@ class WorkerSetup(NamedTuple):
 
     worker: int
     job: bytes
-    import_path: tuple[str, ...]
     log_levels: tuple[tuple[str, int], ...] = ()
 
 

@@ -198,7 +198,6 @@ class Feeder:
             self.pool: Pool = ProcessPool(
                 configure.workers,
                 job=configure.job,
-                import_path=configure.import_path,
                 shards=opening,
                 slots=slots,
                 events=events,

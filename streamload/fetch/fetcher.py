@@ -53,15 +53,11 @@ class TableLoader:
         """
         missing = self._tables.hold(self._tables.with_sidecars(shards))
         raise_first(self.errors, missing)
-        self.request(shards)
-        return not missing
-
-    def request(self, shards: Iterable[int]) -> None:
-        """Load tables that will be needed."""
-        for shard in self._tables.with_sidecars(shards):
-            if shard not in self.loading and shard not in self.errors and self._tables.needs_read(shard):
+        for shard in missing:
+            if shard not in self.loading:
                 self.loading[shard] = task = asyncio.create_task(self._load(shard))
                 task.add_done_callback(partial(self._ended, shard))
+        return not missing
 
     async def _load(self, shard: int) -> None:
         async with self._at_once:

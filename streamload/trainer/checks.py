@@ -42,24 +42,15 @@ def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], o
                 wanted.check_fields_exist(listing.fields)
 
 
-def labelled_folders(
-    portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options
-) -> list[tuple[str, ...]]:
-    """Return groups of two or more folders whose labels must mean the same classes.
-
-    A dataset with its own transform is a group by itself, since it may change the meaning of labels.
-    """
-    groups: dict[str, list[str]] = {}
-    for (name, portion), listing in zip(portions.items(), listings, strict=True):
-        if options.field_names is not None:
-            labelled = any(LABEL_FIELD in entry.split(";") for entry in options.field_names)
-        else:
-            labelled = listing.counts is None or LABEL_FIELD in listing.fields
-        if labelled:
-            group = "" if portion.transform is None else f"of {name}"
-            groups.setdefault(group, []).extend(shard.folder for shard in listing.shards)
-    distinct = [tuple(dict.fromkeys(folders)) for folders in groups.values()]
-    return [folders for folders in distinct if len(folders) > 1]
+def labelled_folders(portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> tuple[str, ...]:
+    """Return the folders whose labels must mean the same classes: not of datasets with a transform of their own."""
+    folders: dict[str, None] = {}
+    for portion, listing in zip(portions.values(), listings, strict=True):
+        unknown = (LABEL_FIELD,) if listing.counts is None else listing.fields
+        names = unknown if options.field_names is None else options.field_names
+        if portion.transform is None and any(LABEL_FIELD in entry.split(";") for entry in names):
+            folders |= dict.fromkeys(shard.folder for shard in listing.shards)
+    return tuple(folders)
 
 
 def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:

@@ -157,7 +157,6 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._meter = meter
         self._move = move
         self._on_nothing = on_nothing
-        self._pending: deque[ReadyBatch | None] = deque()  # announced; None follows the last one of the epoch
         self._last_good: tuple[ReadyBatch, Bytes] | None = None
         self._owed: deque[int] = deque()  # the ends of batches to give next
         # The next batch, or what moves it to a device, with its samples and its end; or its error.
@@ -235,7 +234,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                 if self.connection.death is not None:  # a call has found that; what was announced may be gone
                     raise FeederDiedError(self.connection.death)
                 while (made := self._ahead or self._make()) is None:
-                    if self._pending:
+                    if self.connection.batches:  # the end of the epoch
                         self._refuse_nothing()
                         raise StopIteration
                     if (message := receive()) is None:
@@ -274,7 +273,6 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self.connection = self._link.begin(self._start)
 
     def _drop_ungiven(self) -> None:
-        self._pending.clear()
         self._owed.clear()
         self._ahead = None
 
@@ -320,13 +318,9 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         if message.events and self._meter.events is not None:
             self._meter.events.extend(message.events)
         self._link.counts = self._link.counts or message.counts
-        if message.start == self._start.identity:
-            self._pending.extend(message.batches)
-            if message.last:
-                self._pending.append(None)
-        else:  # of an epoch that was begun ahead, or abandoned, and is not the one that is wanted
-            for batch in message.batches:
-                self.connection.lease(batch.slot)
+        self.connection.batches.extend((message.start, batch) for batch in message.batches)
+        if message.last:
+            self.connection.batches.append((message.start, None))
         self._batch_builder.skipped_members.inspect(message.skipped_members)
 
     def _make(self) -> tuple[Any, int, int] | None:
@@ -334,10 +328,14 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
 
         If every sample of a batch fails, the batch before is repeated, at the start of a pass the one after.
         """
-        builder, pending = self._batch_builder, self._pending
-        while pending and (ready := pending[0]) is not None and not (self._owed and self._last_good):
-            pending.popleft()
+        builder, pending, own = self._batch_builder, self.connection.batches, self._start.identity
+        while pending and pending[0] != (own, None) and not (self._owed and self._last_good):
+            start, ready = pending.popleft()
+            if ready is None:
+                continue
             memory = self.connection.lease(ready.slot)  # also that of a batch left out, which frees it
+            if start != own:  # of an epoch that was begun ahead, or abandoned
+                continue
             builder.check(ready)
             if ready.done.layout is not None or builder.repeats:
                 self._owed.append(ready.end)
@@ -359,12 +357,13 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         Skip a batch with failed samples: building it may raise their errors.
         """
         with Attempt() as attempt:
-            while not self._pending and (message := self.connection.receive_now()) is not None:
+            batches = self.connection.batches
+            while not batches and (message := self.connection.receive_now()) is not None:
                 if not isinstance(message, Ready):
                     self.connection.messages.appendleft(message)
                     return
                 self._handle(message)
-            coming = self._pending[0] if self._pending else None
+            coming = batches[0][1] if batches else None
             if coming is not None and not coming.failed and coming.done.layout is not None:
                 self._ahead = self._make()
         if attempt.error is not None:
@@ -390,11 +389,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             elif self._gave_s is not None and self._cursor.position >= self._link.last_position(self._start):
                 self._finish()
             else:
-                untaken = tuple(batch for batch in self._pending if batch is not None)
                 self._stop(why)
-                if untaken:  # the next pass releases them: this may run in the middle of anything
-                    ready = Ready(self._start.identity, untaken, (), (), last=False, acknowledge_after=1)
-                    self.connection.messages.appendleft(ready)
                 self.connection.abandon(self._start.number)
         finally:
             if is_idle:

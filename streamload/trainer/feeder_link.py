@@ -11,7 +11,6 @@ import itertools
 import logging
 import operator
 import os
-import sys
 import warnings
 import weakref
 from collections import deque
@@ -42,6 +41,7 @@ from streamload.feeder.messages import (
     Failed,
     PipelineSettings,
     Ready,
+    ReadyBatch,
     Tracing,
 )
 from streamload.fetch.resident import fetched_shards, is_all_local
@@ -123,6 +123,8 @@ class Connection:
         death: how the process ended, if it has died.
         owner: the process that began it; the connection of a fork is closed.
         messages: arrived, for `receive`.
+        batches: announced, with the identities of their epochs; None follows the last one of an epoch. The next pass
+            releases those of one that was left.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class Connection:
         self.configured = False
         self.death: str | None = None
         self.messages: deque[Any] = deque()
+        self.batches: deque[tuple[tuple[int, int, int], ReadyBatch | None]] = deque()
         self._answers: dict[int, Answer] = {}
         self._failed: Failed | None = None
         lock, fence = (None, None) if cuda is None else (cuda.lock, cuda.fence)
@@ -310,6 +313,7 @@ class Connection:
         """End the feeder and wait for it, shortly if user code runs. Idempotent."""
         self._end()
         self.messages.clear()
+        self.batches.clear()
         if self._worker is not None:
             self._worker.close()
 
@@ -328,10 +332,7 @@ def start_feeder_process(workers: int, cuda: Cuda | None) -> Connection:
 
 def _end(child: Child | None, channel: Channel | InProcessChannel, slots: SlotReader, owner: int) -> None:
     is_owner = os.getpid() == owner
-    if isinstance(channel, Channel):
-        channel.close(ends=is_owner)
-    else:
-        channel.close()
+    channel.close(ends=is_owner)
     slots.close()
     if child is not None:
         if is_owner:
@@ -448,12 +449,13 @@ class FeederClient:
             DatasetIndexError: they differ, or a `classes.json` is damaged.
             StorageError: the storage cannot be reached.
         """
-        for folders in labelled_folders(portions, listings, options):
-            try:
+        folders = labelled_folders(portions, listings, options)
+        try:
+            if len(folders) > 1:
                 self.call("read_class_names", folders, self.storages)
-            except StorageError as error:
-                if type(error) is not StorageError:
-                    raise  # else whoever may read objects but not list them is refused what is not there, too
+        except StorageError as error:
+            if type(error) is not StorageError:
+                raise  # else whoever may read objects but not list them is refused what is not there, too
 
     def counts(self, listing: Listing) -> Sequence[int]:
         """Return the samples of each shard, scanned if need be. Raises what `read_columns` raises."""
@@ -706,7 +708,6 @@ class FeederLink:
             job=options.pickled_job(self._own_transforms) if options.workers else b"",
             workers=options.workers,
             fetching=options.fetching(),
-            import_path=tuple(entry or os.getcwd() for entry in sys.path),
             ends_at_failure=options.on_error == "raise",
             log_levels=log_levels(),
             descriptors=0 if options.workers else descriptor_limit(),

@@ -84,7 +84,7 @@ class InProcessChannel:
         """Return nothing: there is nothing to wait for."""
         return ""
 
-    def close(self) -> None:
+    def close(self, *, ends: bool = True) -> None:  # noqa: ARG002
         """Close the feeder, and what was not received; after the messages that are being handled. Idempotent."""
         self._closed = True
         if self._working.acquire(blocking=False):

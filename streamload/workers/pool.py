@@ -176,7 +176,7 @@ class Pool:
             worker.drop(shards, slots)
 
     async def inspect(self) -> WorkerActivity | None:
-        """Return the work of a worker that is starting, or else has the oldest task; None if all are idle."""
+        """Return the work of the worker with the oldest task, or of one that is starting; None if all are idle."""
         return None  # the trainer does not ask while it does a task
 
     def close(self) -> None:

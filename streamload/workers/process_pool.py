@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from itertools import zip_longest
+from math import inf
 
 from streamload.decode.failure import error_from
 from streamload.decode.tasks import RowsDone, RowTask, ScanDone, ScanTask, Task, WorkerSetup, WorkerStarted
@@ -71,7 +72,6 @@ class ProcessPool(Pool):
         workers: int,
         *,
         job: bytes,
-        import_path: tuple[str, ...],
         shards: ResidentShards,
         slots: SlotPool,
         events: PoolEvents,
@@ -79,7 +79,7 @@ class ProcessPool(Pool):
         log_levels: tuple[tuple[str, int], ...],
         launched: Sequence[Child],
     ) -> None:
-        self._setup = WorkerSetup(0, job, import_path, log_levels)
+        self._setup = WorkerSetup(0, job, log_levels)
         self.slots = slots
         self._deaths: Counter[tuple[int, int]] = Counter()
         self._ends_at_failure = ends_at_failure
@@ -106,13 +106,13 @@ class ProcessPool(Pool):
                 self._replace(worker, self._wanted(worker.tasks.values()))
 
     async def inspect(self) -> WorkerActivity | None:
-        """Return the work of a worker that is starting, or else has the oldest task; None if all are idle."""
+        """Return the work of the worker with the oldest task, or of one that is starting; None if all are idle."""
         busy = [worker for worker in self.workers if worker.tasks or not worker.started]
         if not busy:
             return None
-        worker = min(busy, key=lambda each: next(iter(each.tasks), -1))
+        worker = min(busy, key=lambda each: next(iter(each.tasks), inf))
         name = f"worker {worker.number} (process {worker.child.pid})"
-        if not worker.started:
+        if not worker.tasks:
             return WorkerActivity(name, None, -1, "")
         start = worker.child.request_stack()
         await asyncio.sleep(STACK_S)
