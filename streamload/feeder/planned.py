@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from streamload.decode.tasks import SAMPLE_NAMES, Column, ColumnKind, RowTable, by_shard
 from streamload.errors import DatasetIndexError
 from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.parts import parts_of_batches
+from streamload.fetch.parts import NUMBER_BITS, PART_BYTES
 from streamload.index.dataset import Dataset
 from streamload.order.plan import RowBlock
 from streamload.order.shard_counts import distinct
@@ -109,17 +110,29 @@ def _groups(block: RowBlock, tables: Dataset) -> list[_Group]:
 
 
 def _parts(block: RowBlock, located: RowTable, fetcher: Fetcher) -> tuple[list[int], ...]:
-    """Return the parts that each batch reads, in the order of its rows."""
+    """Return the distinct keys of the parts that each batch reads, in the order of its rows."""
     read = located.read_shards()
     here = [shard for shard in read if shard not in fetcher.fetched]
     whole = [shard for shard in read if shard in fetcher.compressed]
-    places = []
+    keys, needing = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for column in located.columns():
-        shards, sizes = column.shards, column.sizes
-        starts = np.where(np.isin(shards, here), MISSING, column.offsets) if here else column.offsets
-        is_whole = np.isin(shards, whole) & (starts >= 0) if whole else np.zeros(len(starts), np.bool_)
-        places.append((shards, np.where(is_whole, 0, starts), np.where(is_whole, np.minimum(sizes, 1), sizes)))
-    return parts_of_batches(places, block.batch_edges)
+        rows = np.flatnonzero((column.offsets >= 0) & (column.sizes > 0))
+        if here:
+            rows = rows[~np.isin(column.shards[rows], here)]
+        shards, starts = column.shards[rows], column.offsets[rows]
+        first, last = starts // PART_BYTES, (starts + column.sizes[rows] - 1) // PART_BYTES
+        if whole:
+            is_whole = np.isin(shards, whole)
+            first[is_whole] = last[is_whole] = 0
+        for step in range(int((last - first).max(initial=-1)) + 1):
+            reaching = first + step <= last
+            keys.append(shards[reaching] << NUMBER_BITS | first[reaching] + step)
+            needing.append(rows[reaching])
+    rows = np.concatenate(needing)
+    by_row = np.argsort(rows, kind="stable")
+    joined = np.concatenate(keys)[by_row].tolist()
+    ends = np.searchsorted(rows[by_row], block.batch_edges).tolist()
+    return tuple(list(dict.fromkeys(joined[start:end])) for start, end in pairwise(ends))
 
 
 def _fill(column: Column, group: _Group, own: NDArray[np.int64]) -> None:
