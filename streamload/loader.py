@@ -106,8 +106,8 @@ class StreamLoader(OpenDataset):
         seed: (order) of the order and of all randomness.
         lanes: (order) the number of streams that the order is interleaved from; by default the first run's world size.
             The same number resumes at another world size.
-        weights: (selection) how often to draw samples, with replacement: "balanced", a mapping from labels or classes
-            to the weight of a sample, or one number for each sample. Needs `shuffle`.
+        weights: (selection) how often to draw samples, with replacement: "balanced", a mapping from labels to the
+            weight of a sample, or one number for each sample. Needs `shuffle`.
         sampler: (selection) an iterable of sample numbers, such as a torch Sampler: the order of all ranks; if it has
             `rank` and `num_replicas`, that of its rank.
         epoch_size: (selection) samples per epoch, over all ranks; epochs are cut from endless passes.

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from make_shards import write_numbers
-from servers.rclone import S3Server
+from servers.faults import FaultServer
 
-from streamload import Mixture, Portion, ShardWriter, StreamLoader, TarDataset
+from streamload import Mixture, Portion, StreamLoader, TarDataset
 from streamload.errors import DatasetIndexError
 
 
@@ -37,6 +35,11 @@ def test_the_names_are_those_beside_the_shards(source: Path) -> None:
         name_classes(source, "other")
         assert loader.classes == ["bee", "cat"]
         assert pickle.loads(pickle.dumps(dataset)).classes == ["bee", "cat"]
+    name_classes(source, "bee", "cat")
+    with FaultServer(source) as server:
+        urls = [f"{server.url}/{path.name}" for path in sorted(source.glob("*.tar"))]
+        with StreamLoader(urls, num_workers=0) as loader:
+            assert loader.classes == ["bee", "cat"]
 
 
 def test_folders_that_agree_are_one_and_others_are_refused(source: Path, tmp_path: Path) -> None:
@@ -57,55 +60,6 @@ def test_a_file_that_is_something_else_is_an_error(source: Path, content: str) -
     with StreamLoader(source, num_workers=0) as loader:
         with pytest.raises(DatasetIndexError, match="as shardify writes it"):
             assert loader.classes
-
-
-# -- weights by name -----------------------------------------------------------------------------------------------
-
-BY_NAME = {"bee": 12.0, "cat": 1.0}
-DRAWN: dict[str, Any] = {"batch_size": 4, "shuffle": True, "fields": ("cls",), "epoch_size": 40}
-
-
-@pytest.fixture(scope="module")
-def animals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two bees and eight cats."""
-    folder = tmp_path_factory.mktemp("animals") / "data"
-    with ShardWriter(folder, max_count=5) as writer:
-        for number in range(10):
-            writer.write({"__key__": str(number), "cls": int(number > 1)})
-    name_classes(folder, "bee", "cat")
-    return folder
-
-
-def drawn(source: Any, weights: Any, **options: Any) -> tuple[list[int], dict[str, Any]]:
-    """The labels of an epoch, and the state behind its first batch."""
-    with StreamLoader(source, **DRAWN, weights=weights, **options) as loader:
-        batches = iter(loader)
-        labels = next(batches)[0].tolist()
-        state = loader.state_dict()
-        return labels + [label for (batch,) in batches for label in batch.tolist()], state
-
-
-def test_weights_by_name_are_those_of_the_labels(animals: Path, tmp_path: Path, rclone_s3: S3Server) -> None:
-    by_name, by_label = (drawn(animals, each, num_workers=0) for each in (BY_NAME, {0: 12.0, 1: 1.0}))
-    assert by_name == by_label  # and so is the state: one may resume the other
-    assert by_name[0].count(0) == 30
-    bucket = f"w{abs(hash(str(tmp_path))) % 10**10}"
-    shutil.copytree(animals, rclone_s3.folder / bucket / "data")
-    there = drawn(f"s3://{bucket}/data", BY_NAME, num_workers=1, storage_options=rclone_s3.options)
-    assert there[0] == by_name[0]
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ({"bee": 1, "Catt": 1}, "the class 'Catt', which classes.json does not have; did you mean 'cat'?"),
-        ({"bee": 1}, r"lacks the label 1 \(cat\); give a weight, or 0, for each of the labels 0 \(bee\), 1 \(cat\)"),
-        ({"bee": 1, "cat": "x"}, "weights has 'x' for 'cat'; it must be a number"),
-    ],
-)
-def test_weights_of_other_classes_are_refused(animals: Path, weights: Any, message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
-        StreamLoader(animals, **DRAWN, weights=weights, num_workers=0)
 
 
 def test_labels_that_mean_different_classes_are_not_mixed(source: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from streamload.arguments import check_int
 from streamload.errors import LoaderStateError
-from streamload.index.columns import Labels, unknown_class
+from streamload.index.columns import Labels
 from streamload.order.options import MAX_SAMPLES, OrderOptions, full_batches_and_last_rows
 from streamload.order.sampling import Mixed, Sampled, Sampling, Stretched, Weighted, group_sizes
 from streamload.order.share import EpochStart
@@ -24,11 +24,10 @@ from streamload.sampling.mixture import Mixture
 from streamload.sampling.selection import digest
 from streamload.text import counted
 
-Weights = Literal["balanced"] | Mapping[int, float] | Mapping[str, float] | Sequence[float] | NDArray[Any]
-_Checked = str | dict[Any, float] | NDArray[np.float64]
-"""All labels of a mapping are integers, or all are names of classes."""
+Weights = Literal["balanced"] | Mapping[int, float] | Sequence[float] | NDArray[Any]
+_Checked = str | dict[int, float] | NDArray[np.float64]
 
-_WHAT = '"balanced", a mapping from labels or classes to weights, or one number for each sample'
+_WHAT = '"balanced", a mapping from labels to weights, or one number for each sample'
 _ALL_ZERO = "weights are all zero, so nothing can be drawn; give a weight above zero"
 _LABELS_SHOWN = 20
 
@@ -40,15 +39,14 @@ def _checked_weights(weights: Weights | None) -> _Checked | None:
         raise ValueError(f"weights={weights!r} must be {_WHAT}")
     checked: _Checked
     if isinstance(weights, Mapping):
-        named = {isinstance(label, str) for label in weights}
         for label, weight in weights.items():
-            if isinstance(label, bool) or not isinstance(label, int | np.integer | str) or len(named) > 1:
+            if isinstance(label, bool) or not isinstance(label, int | np.integer):
                 raise TypeError(
-                    f"weights has {label!r}; give either labels, which are whole numbers, or names of classes"
+                    f"weights has {label!r}; give labels, which are whole numbers: a class's is its place in `classes`"
                 )
             if isinstance(weight, bool) or not isinstance(weight, int | float | np.number):
                 raise TypeError(f"weights has {weight!r} for {label!r}; it must be a number")
-        checked = {each if isinstance(each, str) else int(each): float(weight) for each, weight in weights.items()}
+        checked = {int(label): float(weight) for label, weight in weights.items()}
         values = np.array(list(checked.values()))
     else:
         try:
@@ -65,23 +63,7 @@ def _checked_weights(weights: Weights | None) -> _Checked | None:
     return checked
 
 
-def _by_label(weights: Mapping[str, float], names: Sequence[str] | None) -> dict[int, float]:
-    """Return weights by label for weights by class. Raises ValueError if a class is not among the names."""
-    if names is None:
-        raise ValueError(
-            f"weights has the class {next(iter(weights))!r}, and beside the shards there is no classes.json, which "
-            "shardify writes and which has the names of the classes; give labels, the integers in `cls`"
-        )
-    label_of = {name: label for label, name in enumerate(names)}
-    for name in weights:
-        if name not in label_of:
-            raise ValueError(f"weights has the class {unknown_class(name, names)}")
-    return {label_of[name]: weight for name, weight in weights.items()}
-
-
-def _label_weights(
-    weights: str | Mapping[int, float], labels: Labels, existing: Sequence[int], names: Sequence[str] | None
-) -> NDArray[np.float64]:
+def _label_weights(weights: str | Mapping[int, float], labels: Labels, existing: Sequence[int]) -> NDArray[np.float64]:
     """Return the weight of one sample of each label of the samples that take part.
 
     Each of the `existing` labels of the dataset may have a weight.
@@ -91,19 +73,13 @@ def _label_weights(
         raise ValueError("weights by label: the dataset has no samples")
     if isinstance(weights, str):
         return 1.0 / counts
-
-    def shown(label: int) -> str:
-        return f"{label} ({names[label]})" if names is not None and 0 <= label < len(names) else str(label)
-
-    known = ", ".join(map(shown, existing[:_LABELS_SHOWN])) + (", ..." if len(existing) > _LABELS_SHOWN else "")
+    known = ", ".join(map(str, existing[:_LABELS_SHOWN])) + (", ..." if len(existing) > _LABELS_SHOWN else "")
     for label in weights:
         if label not in existing:
-            raise ValueError(f"weights has the label {shown(label)}, which no sample has; the labels are {known}")
+            raise ValueError(f"weights has the label {label}, which no sample has; the labels are {known}")
     for label in labels.values:
         if label not in weights:
-            raise ValueError(
-                f"weights lacks the label {shown(label)}; give a weight, or 0, for each of the labels {known}"
-            )
+            raise ValueError(f"weights lacks the label {label}; give a weight, or 0, for each of the labels {known}")
     found = np.array([weights[label] for label in labels.values])
     if not found.any():
         raise ValueError(_ALL_ZERO)
@@ -315,7 +291,6 @@ class SamplingOptions:
         edges: tuple[int, ...],
         selected: NDArray[np.bool_] | None,
         find_labels: Callable[[], Labels],
-        find_names: Callable[[], Sequence[str] | None],
     ) -> None:
         """Resolve what the order depends on.
 
@@ -323,17 +298,12 @@ class SamplingOptions:
             edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
             selected: bool[N], which samples take part; None for all.
             find_labels: called if weights need the labels of all samples.
-            find_names: called if weights need the names of the classes by label.
 
         Raises:
-            ValueError: the weights do not fit the labels or the classes that exist.
+            ValueError: the weights do not fit the labels that exist.
         """
         self._selected = selected
         self.n_selected = None if selected is None else int(selected.sum())
-        names = None
-        if isinstance(self._weights, dict) and any(isinstance(label, str) for label in self._weights):
-            names = find_names()
-            self._weights = _by_label(self._weights, names)
         weights = self._weights
         if weights is not None:
             self._weights_name = _named(weights)
@@ -352,7 +322,7 @@ class SamplingOptions:
         elif weights is not None:
             labels = find_labels()
             among = labels if selected is None else labels.of(selected)
-            weight = _label_weights(weights, among, labels.values, names)
+            weight = _label_weights(weights, among, labels.values)
             size = self._epoch_size or len(among.number)
             self.sampling = Weighted.among(selected, labels.numbers_in(among), weight, size)
         elif epoch_size is not None:

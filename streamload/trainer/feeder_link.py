@@ -556,8 +556,7 @@ class FeederLink:
             has_own = any(each is not None for each in own)
             self._own_transforms: OwnTransforms = tuple(zip(edges, own, strict=False)) if has_own else ()
             read_labels = partial(self._client.call, "read_labels", self.listing, options.storages)
-            read_names = partial(self._client.class_names, self.listing)
-            sampling.resolve(edges, self._selected(), read_labels, read_names)
+            sampling.resolve(edges, self._selected(), read_labels)
             self.counts = self.listing.counts
             if self.counts is not None:
                 sampling.check_counts(self.counts)
