@@ -7,7 +7,6 @@ import os
 import runpy
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -96,23 +95,3 @@ def test_a_run_that_is_killed_and_resumed_ends_like_one_that_was_not(tmp_path: P
     steps = [json.loads(line)["step"] for line in (tmp_path / ".demo/resumed/steps.jsonl").read_text().splitlines()]
     assert steps == [*range(1, 16), *range(13, 28)]
     assert sorted(os.listdir(tmp_path)) == [".demo", "images"]
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="memory and threads are counted in /proc")
-@pytest.mark.skipif(not find_spec("matplotlib"), reason="matplotlib is not installed")
-def test_the_loader_benchmark_measures_and_writes_tables_and_picture(tmp_path: Path) -> None:
-    picture = tmp_path / "picture.png"
-    command = [sys.executable, str(_ROOT / "benchmarks" / "bench_loader.py"), "--runs", "1", "--seconds", "0.1"]
-    command += ["--samples", "2048", "--folder", str(tmp_path), "--workloads", "tiny", "--parts", "speed"]
-    command += ["--loaders", "streamload", "WebDataset", "--plot", str(picture)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "of-2048" / "loader.json").read_text())
-    assert not results["failures"]
-    assert results["runs"]["tiny"].keys() == {"streamload", "WebDataset"}
-    own = results["runs"]["tiny"]["streamload"][0]
-    assert own["rate"] > 0
-    assert own["cpu_s_per_1000"] > 0
-    assert own["threads_more"] == 0
-    assert "tiny, times WebDataset" in done.stdout
-    assert picture.read_bytes().startswith(b"\x89PNG")

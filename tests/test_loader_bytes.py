@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from processes import children
-from transforms import as_dict, slow
+from transforms import slow
 
 from streamload import ShardWriter, StreamLoader
 
@@ -38,15 +38,6 @@ def test_large_values_come_back_as_they_were(shards: str, workers: int) -> None:
             assert list(data) == [payload(number) for number in numbers]
             assert list(texts) == ["ü" * number * 1000 for number in numbers]
     assert sorted(seen) == list(range(SAMPLES))
-
-
-def test_large_values_of_a_collate_fn_come_back_as_they_were(shards: str) -> None:
-    fields = ("bin", "txt", "cls")
-    with StreamLoader(shards, 4, fields=fields, collate_fn=as_dict, num_workers=1) as loader:
-        batches = list(loader)
-    assert [number for batch in batches for number in batch["rest"]] == list(range(SAMPLES))
-    for batch in batches:
-        assert batch["data"] == [payload(number) for number in batch["rest"]]
 
 
 def test_values_do_not_pass_through_the_feeder(shards: str) -> None:

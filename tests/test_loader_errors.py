@@ -108,18 +108,6 @@ def test_the_newest_samples_left_out_are_named_and_all_are_counted(
         assert loader.statistics().skipped_samples == 50
 
 
-def test_a_missing_field_is_an_error_of_its_sample(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "s") as writer:
-        writer.write({"__key__": "a", "cls": 1, "txt": "x"})
-        writer.write({"__key__": "b", "cls": 2})
-    with StreamLoader(tmp_path / "s", 1, fields=("cls", "txt"), num_workers=0) as loader:
-        with pytest.raises(SampleError, match="no field 'txt'") as caught:
-            list(loader)
-    assert caught.value.key == "b"
-    with StreamLoader(tmp_path / "s", 1, num_workers=0) as loader:
-        assert [sorted({*batch} - {"__key__", "__url__"}) for batch in loader] == [["cls", "txt"], ["cls"]]
-
-
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize("lacking", ["a", "b"])
 def test_a_field_that_only_some_samples_of_a_batch_have(tmp_path: Path, lacking: str, on_error: str) -> None:

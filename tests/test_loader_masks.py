@@ -11,14 +11,13 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from streamload import ShardWriter, StreamLoader, TarDataset, errors, images
+from streamload import ShardWriter, StreamLoader, images
 from streamload.images import (
     Compose,
     Joint,
     Normalize,
     RandomCrop,
     RandomHorizontalFlip,
-    RandomResizedCrop,
     ToTensor,
 )
 
@@ -54,25 +53,6 @@ def test_image_and_mask_are_moved_by_one_draw(shards: str, workers: int) -> None
     assert (image.shape, mask.shape) == ((SAMPLES, 12, 16, 3), (SAMPLES, 12, 16))
     assert torch.equal(image, mask[..., None].expand_as(image))
     assert not torch.equal(image, other)
-
-
-def test_dicts_and_a_dataset_are_transformed_too(shards: str) -> None:
-    joint = Joint([RandomResizedCrop(8), ToTensor()], {"png": "image", "mask.png": "mask"})
-    with StreamLoader(shards, 4, decode=DECODE, transform=joint, num_workers=0) as loader:
-        batch = next(iter(loader))
-    assert (batch["png"].shape, batch["mask.png"].shape) == ((4, 3, 8, 8), (4, 8, 8))
-    assert (batch["png"].dtype, batch["mask.png"].dtype) == (torch.float32, torch.uint8)
-    with TarDataset(shards, decode=DECODE, transform=joint) as dataset:
-        assert isinstance(dataset[3]["png"], torch.Tensor)
-
-
-def test_a_mask_that_was_decoded_to_colours_is_an_error_of_the_program(shards: str) -> None:
-    joint = Joint([RandomCrop(8)], ("image", "mask"))
-    with (
-        StreamLoader(shards, 4, fields=("png", "mask.png"), transform=joint, num_workers=0, on_error="skip") as loader,
-        pytest.raises(errors.TransformError, match=r"mask 1 has 3 numbers.*images\.palette"),
-    ):
-        next(iter(loader))
 
 
 @pytest.mark.parametrize(

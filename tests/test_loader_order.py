@@ -19,7 +19,6 @@ from make_shards import write_numbers
 from transforms import is_bad
 
 from streamload import Mixture, StreamLoader
-from streamload.errors import SampleError
 
 COUNTS = [30, 1, 50, 0, 20, 39]
 TOTAL = sum(COUNTS)
@@ -45,10 +44,6 @@ def indexed(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def unindexed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_numbers(tmp_path_factory.mktemp("unindexed") / "shards", COUNTS, index=False)
-
-
-def test_without_shuffle_samples_come_as_stored(indexed: str) -> None:
-    assert sum(numbers(indexed, shuffle=False, num_workers=0), []) == list(range(TOTAL))
 
 
 def test_seed_names_the_order(indexed: str) -> None:
@@ -214,11 +209,3 @@ def test_at_the_start_of_a_pass_the_next_batch_comes(few: str) -> None:
     with StreamLoader(few, 2, **common) as loader:
         loader.load_state_dict({**loader.state_dict(), "position": 2})
         assert values(loader)[:4] == [[6, 7]] * 3 + [[8, 9]]
-
-
-def test_where_everything_fails_it_is_said(few: str) -> None:
-    common: dict[str, Any] = {**FAILING, "shuffle": False, "transform": {"cls": fails(lambda value: value >= 40)}}
-    with StreamLoader(few, 2, **common) as loader:
-        loader.load_state_dict({**loader.state_dict(), "position": 40})
-        with pytest.raises(SampleError, match=r"every one of 21 samples has failed; the first: .*000040"):
-            list(loader)

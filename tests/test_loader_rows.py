@@ -21,7 +21,7 @@ from torch.utils.data import default_collate
 
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import CollateError, DecodeError, StreamloadError, TransformError
-from streamload.images import Compose, Resize, ToFloat
+from streamload.images import Compose, Resize
 
 WORKERS = pytest.mark.parametrize("workers", [0, 1])
 
@@ -177,13 +177,6 @@ def test_batches_of_any_samples_are_torchs(source: str, values: list[Any]) -> No
 )
 def test_an_error_says_where_samples_differ(source: str, values: list[Any], said: str) -> None:
     assert said in str(ours(source, values))
-
-
-def test_an_error_names_the_sample_and_the_field_that_differ(tmp_path: Path) -> None:
-    source = write(tmp_path, [{"npy": np.zeros(2), "cls": 1}, {"npy": np.zeros(3), "cls": 1}])
-    said = r"in \['npy'\]: that is float64\[2\], this is float64\[3\].*sample 'key1'"
-    with pytest.raises(CollateError, match=said):
-        batches_of(source, 2, fields=("cls", "npy"))
 
 
 def test_the_other_byte_order_is_converted(tmp_path: Path) -> None:
@@ -357,12 +350,6 @@ def test_a_function_may_return_the_same_arrays_again(
         for _ in range(2):  # in the second pass the shapes are known
             found = [row.flatten()[0].item() for (batch,) in loader for row in batch]
             assert found == [0, *range(2, 40)]
-
-
-def test_the_order_of_axes_in_memory_is_kept(tmp_path: Path) -> None:
-    source = write(tmp_path, [{"png": np.zeros((4, 5, 3), np.uint8)} for _ in range(8)])
-    for (batch,) in batches_of(source, 4, fields=("png",), transform={"png": ToFloat()}):
-        assert batch.is_contiguous(memory_format=torch.channels_last)
 
 
 class Fill:

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from streamload import Mixture, Portion, ShardWriter, StreamLoader, TarDataset
 from streamload.cli.main import app
 from streamload.errors import CollateError, DatasetIndexError, LoaderStateError
-from streamload.sampling.selection import ColumnsOf, Selection
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
@@ -237,12 +236,6 @@ def keys_of(samples: list[tuple[str, bytes]]) -> list[list[str]]:
 def test_what_makes_no_sense(folder: Path, options: dict[str, Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         loader_of(folder, **options)
-
-
-def test_shards_without_an_index_are_not_counted_again_for_a_function() -> None:
-    columns = ColumnsOf(lambda names: {name: np.arange(3) for name in names}, lambda: None)
-    selection = Selection(lambda columns: columns["label"] == 1)
-    assert selection.select(columns, lambda: pytest.fail("counted")).tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -87,32 +87,6 @@ def test_after_an_error_of_the_loader_a_pass_goes_on_from_there(source: str) -> 
         assert [sorted(batch[0].tolist()) for batch in loader] == whole[3:]
 
 
-def test_lanes_are_the_first_runs(source: str) -> None:
-    state = states_of(source, 3, 4)[0]
-    assert state["lanes"] == 3
-    with StreamLoader(source, 4, **OPTIONS) as loader:
-        loader.load_state_dict(state)
-        assert loader.state_dict() == state
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [({"seed": 8}, "seed"), ({"shuffle": 26}, "window"), ({"lanes": 3}, "lanes"), ({"counts": [7]}, "dataset")],
-)
-def test_state_of_another_order_is_refused(tmp_path: Path, source: str, change: dict[str, Any], named: str) -> None:
-    state = states_of(source, 1, 10)[0]
-    if "counts" in change:
-        source, change = write_numbers(tmp_path, change["counts"]), {}
-    with StreamLoader(source, 10, **{**OPTIONS, **change}) as loader, pytest.raises(LoaderStateError, match=named):
-        loader.load_state_dict(state)
-
-
-def test_a_copy_of_the_dataset_elsewhere_is_the_same_dataset(source: str, tmp_path: Path) -> None:
-    state = states_of(source, 1, 10)[0]
-    copy = write_numbers(tmp_path / "copy", COUNTS, index=False)
-    assert global_batches(copy, 1, 10, state, **OPTIONS) == global_batches(source, 1, 10, state, **OPTIONS)
-
-
 def test_a_position_behind_the_end_belongs_to_no_epoch_of_this_dataset(source: str) -> None:
     with StreamLoader(source, 4, **OPTIONS) as loader:
         loader.load_state_dict({**loader.state_dict(), "position": 10**9})

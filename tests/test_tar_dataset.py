@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 import torch
@@ -382,13 +381,3 @@ def test_many_samples_of_one_remote_shard_are_read_together(decode: Any, tmp_pat
         assert dataset[0:20] == expected[:20]
         batches = list(DataLoader(dataset, batch_size=32, collate_fn=list))
         assert batches == [expected[:32], expected[32:]]
-
-
-def test_shards_that_only_this_process_can_read(numbers: str) -> None:
-    fsspec.filesystem("memory").put(f"{numbers}/", "memory://by-number", recursive=True)
-    try:
-        with TarDataset("memory://by-number", fields=("cls",)) as dataset:
-            assert dataset[:3] == [(0,), (1,), (2,)]
-            assert len(dataset.labels) == TOTAL
-    finally:
-        fsspec.filesystem("memory").store.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bdb
 import pickle
-import sys
 import threading
 import traceback
 from typing import Any
@@ -12,8 +11,8 @@ from typing import Any
 import pytest
 
 from streamload import errors
-from streamload.decode.failure import Attempt, SystemExitError, error_from, failure_of, in_words, sample_error
-from streamload.decode.tasks import Failure, RowFailure
+from streamload.decode.failure import Attempt, error_from, failure_of, in_words
+from streamload.decode.tasks import Failure
 
 
 class NeedsTwo(Exception):
@@ -123,30 +122,6 @@ def test_our_own_errors_arrive_whole_and_without_a_traceback(name: str) -> None:
     assert (came.message, came.url, came.key, came.offset) == ("what is wrong", "/a.tar", "k", 512)
     assert str(came) == "what is wrong (shard '/a.tar', sample 'k', offset 512)"
     assert not hasattr(came, "__notes__")
-
-
-def test_the_cause_of_a_samples_error_has_its_place_as_a_note() -> None:
-    sent = failure_of(raised(ValueError("bits")))
-    failure = RowFailure(
-        "DecodeError", "cannot decode", "jpg", fatal=False, cause=sent, shard=0, sample=0, offset=1536, stored_in=0
-    )
-    cause = sample_error(failure, "/a.tar", "k").__cause__
-    assert isinstance(cause, ValueError)
-    assert cause.__notes__[-1] == "It was raised for shard '/a.tar', sample 'k', offset 1536."
-
-
-def test_an_attempt_may_keep_exits_with_their_tracebacks() -> None:
-    with pytest.raises(SystemExit), Attempt():
-        sys.exit(3)
-    with pytest.raises(KeyboardInterrupt), Attempt(exits=True):
-        raise KeyboardInterrupt
-    with Attempt(exits=True) as attempt:
-        sys.exit(3)
-    assert isinstance(attempt.error, SystemExitError)
-    assert str(attempt.error).startswith("sys.exit(3) would end only a worker")
-    came = travelled(attempt.error)
-    assert isinstance(came, SystemExitError)
-    assert "    sys.exit(3)\n" in "\n".join(came.__notes__)
 
 
 def test_a_panic_of_a_library_in_rust_is_an_error_like_others() -> None:

@@ -96,14 +96,6 @@ def test_left_early_and_begun_again(source: str) -> None:
     assert int(check(values, labels)) == 0, "what was given stays when the loader is closed"
 
 
-def test_a_number_or_a_torch_device(source: str) -> None:
-    for device in (0, "cuda:0", torch.device("cuda:0")):
-        with make(source, device=device) as loader:
-            values, labels = next(iter(loader))
-            assert values.device == torch.device("cuda:0")
-            assert int(check(values, labels)) == 0
-
-
 # -- page-locked memory that the loop copies by itself ---------------------------------------------------------------
 
 

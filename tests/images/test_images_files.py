@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import struct
-import warnings
 from typing import Any
 
 import numpy as np
@@ -227,16 +226,6 @@ def test_a_bomb_is_refused_by_its_header(make: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", never)
     with pytest.raises(ValueError, match=r"60000 x 60000 pixels.*178956970"):
         decode(make(60_000, 60_000))
-
-
-def test_what_pillow_only_warns_about_is_an_error_without_a_warning() -> None:
-    data = encoded(TEXTURE, "TIFF", compression="tiff_lzw")
-    with warnings.catch_warnings(record=True) as leaked:
-        warnings.simplefilter("always")
-        for size in range(len(data) // 2, len(data), len(data) // 40):
-            with pytest.raises(ValueError, match="TIFF"):
-                decode(data[:size])
-    assert not leaked
 
 
 def test_a_progressive_jpeg_of_absurdly_many_scans_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,16 +49,6 @@ def draw_crop(
 # resampling
 
 
-@pytest.mark.parametrize("scale", [1.01, 1.2, 1.34, 1.5, 2.0, 2.7, 4.0])
-def test_shrinking_neither_brightens_nor_shifts(scale: float) -> None:
-    resize = Resize((round(90 / scale), round(120 / scale)))
-    for level in (1, 128, 255):
-        assert (resize(np.full((90, 120, 3), level, np.uint8)) == level).all()
-    noise = np.random.default_rng(0).integers(0, 256, (90, 120, 3), np.uint8)
-    mirrored = resize(np.ascontiguousarray(noise[::-1, ::-1]))[::-1, ::-1]
-    assert np.abs(resize(noise).astype(int) - mirrored).max() <= 1
-
-
 @pytest.mark.parametrize("interpolation", ["nearest", "box", "bicubic", "lanczos"])
 @pytest.mark.parametrize("size", [(20, 30), (50, 71), (120, 140), (50, 70)])
 def test_resize_equals_pillow(size: tuple[int, int], interpolation: Any) -> None:
@@ -261,7 +251,7 @@ def test_torchvision_agrees() -> None:
             expected = functional.resized_crop(tensor, *box, size=[40, 40], antialias=True).permute(1, 2, 0).numpy()
             got = RandomResizedCrop(40)(image, rng=rng(seed))
             assert image is NOISE or np.abs(got.astype(int) - expected).mean() < 1
-        for size in (30, 200, (60, 31)):
+        for size in (30, 200, (60, 31), 91, (200, 50), (93, 123), (89, 121)):
             sides = [size] if isinstance(size, int) else list(size)
             expected = functional.resize(tensor, sides, antialias=True).permute(1, 2, 0).numpy()
             got = Resize(size)(image)

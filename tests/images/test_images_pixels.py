@@ -23,24 +23,6 @@ from streamload.images import (
 PHOTO = photo(90, 120)
 
 
-@pytest.mark.parametrize("size", [20, (90, 120), (7, 119), 91, (200, 50), (93, 123), (89, 121)])
-def test_center_crop_takes_the_middle_and_pads_with_zeros(size: Any) -> None:
-    height, width = size if isinstance(size, tuple) else (size, size)
-    got = CenterCrop(size)(PHOTO + np.uint8(0))
-    assert got.shape == (height, width, 3)
-    ones = np.ones((90, 120, 1), np.uint8)
-    covered = CenterCrop(size)(ones)[:, :, 0]
-    assert covered.sum() == min(height, 90) * min(width, 120)
-    top = (height - 90) // 2 if height > 90 else -round((90 - height) / 2)
-    left = (width - 120) // 2 if width > 120 else -round((120 - width) / 2)
-    row, column = max(top, 0), max(left, 0)
-    np.testing.assert_array_equal(got[row, column], PHOTO[row - top, column - left])
-    np.testing.assert_array_equal(
-        got[min(height, top + 90) - 1, column], PHOTO[min(height, top + 90) - 1 - top, column - left]
-    )
-    assert covered[row, column] == 1
-
-
 def test_random_crop_reaches_every_place_and_pads_with_zeros() -> None:
     image = np.arange(1, 13, dtype=np.uint8).reshape(3, 4, 1)
     generator, seen = rng(), set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamload.fetch.fetched_shard import SparseMemory
 from streamload.memory.mapped import map_memory
 from streamload.memory.unnamed import new_memory
 
@@ -59,19 +61,6 @@ def test_views_keep_the_mapping_alive_and_the_last_one_ends_it() -> None:
     assert not is_mapped(address)
 
 
-@needs_proc
-def test_a_mapping_holds_no_descriptor() -> None:
-    """A user may keep thousands of batches; Python's own mmap would hold a descriptor for each."""
-    before = len(os.listdir("/proc/self/fd"))
-    mappings = []
-    for _ in range(50):
-        descriptor = new_memory(PAGE_BYTES)
-        mappings.append(map_memory(descriptor, PAGE_BYTES, writable=True))
-        os.close(descriptor)
-    assert len(os.listdir("/proc/self/fd")) == before
-    mappings[-1][:] = 1
-
-
 def test_memory_without_memfd_is_an_unlinked_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As on macOS. That nothing stays in the temporary folder is what the name of the descriptor shows."""
     monkeypatch.delattr(os, "memfd_create")
@@ -83,3 +72,44 @@ def test_memory_without_memfd_is_an_unlinked_file(monkeypatch: pytest.MonkeyPatc
     memory[4999] = 9
     assert again[4999] == 9
     assert list(tmp_path.iterdir()) == []
+
+
+# -- sparse memory ---------------------------------------------------------------------------------------------------
+
+PAGE = mmap.PAGESIZE
+
+
+def taken_bytes(memory: SparseMemory) -> int:
+    return os.fstat(memory.descriptor).st_blocks * 512
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_REMOVE"), reason="pages are freed on Linux only")
+def test_only_whole_pages_between_the_places_are_freed() -> None:
+    memory = SparseMemory(10 * PAGE + 100)
+    memory.write(0, b"y" * memory.size_bytes)
+    memory.free(PAGE + 1, 5 * PAGE - 1)
+    assert taken_bytes(memory) == 9 * PAGE
+    memory.free(9 * PAGE, memory.size_bytes)
+    assert taken_bytes(memory) == 7 * PAGE, "the last page of all is whole though the memory ends in it"
+    seen = map_memory(memory.descriptor, memory.size_bytes, writable=False)
+    assert seen[: 2 * PAGE].all()
+    assert not seen[2 * PAGE : 4 * PAGE].any()
+    assert seen[4 * PAGE : 9 * PAGE].all()
+    assert not seen[9 * PAGE :].any()
+    memory.close()
+
+
+def test_memory_of_unknown_size_grows_and_keeps_what_it_has() -> None:
+    memory = SparseMemory(None)
+    before = memory.size_bytes
+    memory.write(0, b"begin")
+    memory.free(PAGE, 2 * PAGE)
+    memory.write(before - 2, b"across")
+    assert memory.size_bytes >= 2 * before
+    memory.write(5 * memory.size_bytes, b"far")
+    seen = map_memory(memory.descriptor, memory.size_bytes, writable=False)
+    assert bytes(seen[:5]) == b"begin"
+    assert bytes(seen[before - 2 : before + 4]) == b"across"
+    memory.free(0, memory.size_bytes)
+    assert taken_bytes(memory) == 0
+    memory.close()

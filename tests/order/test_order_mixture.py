@@ -171,14 +171,3 @@ def test_a_part_is_kept_for_a_window_and_not_longer() -> None:
                 if places and any(start <= begun for start, _ in places):
                     held += sum(end - start for start, end in plan.unpassed(shard))
             assert held <= 100 + 2 * 30 + 100
-
-
-def test_passes_go_on_across_epochs() -> None:
-    counts = [10, 20, 300]
-    mixed = Mixed((0, 2, 3), (0.5, 0.5), 20, 60)
-    drawn: Counter[tuple[int, int]] = Counter()
-    for epoch in range(10):
-        plan = MixturePlan(dataclasses.replace(OPTIONS, sampling=mixed), ShardCounts.of(counts), epoch, 0, 1)
-        drawn.update(row for _, batch in plan_batches(plan) for row in batch)
-    assert set(drawn.values()) == {1, 10}
-    assert len(drawn) == 330

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import tracemalloc
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -232,19 +231,3 @@ def test_an_epoch_of_drawn_samples_takes_a_few_bytes_for_each(drawn_by: str) -> 
 
 
 # -- stretches -----------------------------------------------------------------------------------------------------
-
-
-@settings(deadline=None)
-@given(shard_counts.filter(any), st.integers(1, 12), st.integers(1, 40), st.booleans())
-def test_consecutive_epochs_are_consecutive_passes(counts: list[int], parts: int, rest: int, shuffle: bool) -> None:
-    size = sum(counts) // parts + rest
-    options = dataclasses.replace(OPTIONS, shuffle=shuffle, sampling=Stretched(size))
-    drawn: list[Row] = []
-    for epoch in range(4):
-        rows = [
-            row for _, batch in plan_batches(EpochPlan(options, ShardCounts.of(counts), epoch, 0, 1)) for row in batch
-        ]
-        assert len(rows) == size
-        drawn += rows
-    often = Counter(drawn).values()
-    assert max(often) - (min(often) if len(Counter(drawn)) == sum(counts) else 0) <= 1

@@ -77,14 +77,3 @@ def test_shares_of_sampled_epochs_are_the_whole_plan(kind: str, lanes: int) -> N
             parts = [oracle.plan_batches(plan(options, rank, world_size, start, share), 9) for share in shares]
             assert whole or drop_last
             assert in_turn(parts) == whole
-
-
-def test_a_share_goes_on_behind_any_of_its_batches() -> None:
-    options, counts = OrderOptions(3, True, 20, 4, 5, False, True), [30, 41, 12]
-    for number in range(3):
-        plan = EpochPlan(options, ShardCounts.of(counts), 1, 0, 2, share=Share(number, 3))
-        batches = oracle.plan_batches(plan)
-        assert len(batches) > 2
-        for done, (end, _) in enumerate(batches, 1):
-            rest = EpochPlan(options, ShardCounts.of(counts), 1, 0, 2, start=end, share=Share(2, 3))
-            assert oracle.plan_batches(rest) == batches[done:]

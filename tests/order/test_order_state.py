@@ -62,10 +62,6 @@ def test_what_is_no_state_is_refused(value):
         LoaderState.from_json(value)
 
 
-def test_equal_options_pass():
-    compare()
-
-
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

@@ -56,11 +56,6 @@ def first_bytes(samples: list[tuple[bytes]]) -> list[int]:
     return [content[0] for (content,) in samples]
 
 
-def as_dict(samples: list[Any]) -> dict[str, Any]:
-    """A `collate_fn` for data, text and number."""
-    return {"data": [data for data, _, _ in samples], "rest": {number: text for _, text, number in samples}}
-
-
 def draw(label: int) -> np.ndarray:
     """A label with two random numbers."""
     return np.array([label, random.getrandbits(30), np.random.randint(2**30)])

@@ -104,27 +104,6 @@ def test_copies_to_every_device_in_use_are_waited_for(monkeypatch: pytest.Monkey
     reader.close()
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="looks at /proc")
-def test_a_slot_is_locked_once_and_unlocked_before_it_is_unmapped(cuda: LateCuda, pool: SlotPool) -> None:
-    reader = SlotReader(Cuda().lock)
-    slots = [pool.take(), pool.take()]
-    for _ in range(3):
-        for slot in slots:
-            assert lease(pool, reader, slot).data_ptr() in cuda.locked
-        pool.note_released(reader.take_released())
-        slots = [pool.take(), pool.take()]
-    assert list(cuda.locked.values()) == [4096, 4096]
-    assert cuda.ever_locked == 2
-    kept = lease(pool, reader, slots[0])
-    copy = kept.to("cuda", non_blocking=True)
-    reader.close()
-    assert list(cuda.locked) == [kept.data_ptr()]
-    del kept
-    assert cuda.locked == {}
-    assert cuda.too_early == 0
-    assert copy.tolist() == [1] * 8
-
-
 def test_a_slot_that_grows_is_locked_again(cuda: LateCuda, pool: SlotPool) -> None:
     reader = SlotReader(Cuda().lock)
     slot = pool.take()
