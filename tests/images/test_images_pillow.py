@@ -47,7 +47,12 @@ def _edges() -> NDArray[np.uint8]:
     return np.stack(planes, axis=2).astype(np.uint8) * np.uint8(255)
 
 
-KINDS = {"photograph": (_photograph(), PHOTOGRAPH), "noise": (_noise(), NOISE), "edges": (_edges(), EDGES)}
+KINDS = {
+    "photograph": (_photograph(), PHOTOGRAPH),
+    "noise": (_noise(), NOISE),
+    "edges": (_edges(), EDGES),
+    "grey": (np.full((HEIGHT, WIDTH, 3), 200, np.uint8), Tolerance(0, 0, 0)),
+}
 
 
 def difference(got: NDArray[np.uint8], expected: NDArray[np.uint8]) -> NDArray[np.int64]:
