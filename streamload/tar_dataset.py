@@ -42,7 +42,7 @@ from streamload.tar.extensions import Decode
 from streamload.tar.scan import scan_file
 from streamload.text import counted
 from streamload.trainer.checks import SkippedMembers, warn_of_unused_decoders
-from streamload.trainer.feeder_link import FeederClient, OpenDataset, listing_places, named_places, with_another_feeder
+from streamload.trainer.feeder_link import FeederClient, OpenDataset, listing_places, named_places
 
 # Maximum open local shards; by default a process may have 1,024 open files.
 _OPEN_SHARDS = 64
@@ -89,10 +89,10 @@ class RandomAccess:
         self._listing = listing
         self._client = client
         self._storages = client.storages
+        client.read_from(listing)
         self.tables = Dataset(listing, client.storages)
         self._remote = fetched_shards(listing, client.storages)
         self._open: OrderedDict[int, OpenShards] = OrderedDict()
-        self._reader: object = None
         self._lock = threading.Lock()
 
     def counts_and_fields(self) -> tuple[Sequence[int], list[str]]:
@@ -137,7 +137,7 @@ class RandomAccess:
                 ranges = np.stack((column.shards, column.offsets, column.offsets + column.sizes))
                 places += map(tuple, ranges[:, chosen].T.tolist())
             wanted = joined_ranges(places)
-            read = dict(zip(wanted, self._read_remotely("read_ranges", wanted), strict=True)) if wanted else {}
+            read = dict(zip(wanted, self._client.call("read_ranges", wanted), strict=True)) if wanted else {}
         return planned, RowBytes(self._listing, opened, read)
 
     def error(self, failure: RowFailure) -> SampleError | ShardChangedError:
@@ -159,7 +159,7 @@ class RandomAccess:
 
     def _have_tables(self, shards: Sequence[int]) -> None:
         missing = [] if self._client.is_here else self.tables.hold(self.tables.with_sidecars(shards))
-        tables = self._read_remotely("read_tables", missing) if missing else ()
+        tables = self._client.call("read_tables", missing) if missing else ()
         for shard, table in zip(missing, tables, strict=True):
             assert table is not None, "a shard that an index knows has a table there"
             self.tables.add(shard, table)
@@ -178,19 +178,6 @@ class RandomAccess:
                 self._open.popitem(last=False)  # its last reader closes it
         self._open.move_to_end(shard)
         return self._open[shard]
-
-    def _read_remotely(self, function: str, wanted: Sequence[Any]) -> Sequence[Any]:
-        """Call a function of the client's reader, which a new process opens again."""
-
-        def attempt() -> Sequence[Any]:
-            reader = self._client if self._client.is_here else self._client.feeder()
-            if reader is not self._reader:
-                self._client.call_once("open_reader", self._listing, self._storages)
-                self._reader = reader
-            read: Sequence[Any] = self._client.call_once(function, wanted)
-            return read
-
-        return with_another_feeder(attempt)
 
 
 _ITERATED_TOGETHER = 32

@@ -70,14 +70,13 @@ class FeederMeter:
         for name in ("waited", "busy", "processor", "delayed"):
             totals[f"workers_{name}_s"] += getattr(costs, name)
         totals.add(costs.named)
-        kind, details = "scan", {}
         if isinstance(done, RowsDone):
             totals["payload_bytes"] += done.payload_bytes
             totals["made_samples"] += done.rows
             stages = "decode", "transform", "collate", "processor"
             kind, details = "task", {"samples": done.rows, **{f"{stage}_s": getattr(costs, stage) for stage in stages}}
         else:
-            details["shards"] = len(done.found)
+            kind, details = "scan", {"shards": len(done.found)}
         if self._events is not None:
             self._events.append(Event(kind, f"worker {costs.process}", costs.started, costs.busy, details))
 

@@ -98,13 +98,10 @@ class BatchBuilder:
             SampleError: a sample failed that `on_error` does not leave out.
             ShardChangedError: a shard became shorter while it was in use.
         """
-        errors: list[SampleError] = []
         for row in batch.failed:
             error = sample_error(row.failure, row.url, row.key)
             if self._on_error == "raise" or row.failure.fatal or not isinstance(error, SampleError):
                 raise error
-            errors.append(error)
-        for error in errors:
             self.skipped.append(error)
             self.n_skipped += 1
             if self.n_skipped <= _MAX_LOGGED:

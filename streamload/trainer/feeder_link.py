@@ -21,7 +21,7 @@ from functools import cached_property, partial
 from itertools import accumulate, chain
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,8 +80,6 @@ _ANSWER_S = 3.0
 _log = logging.getLogger("streamload")
 _numbers = itertools.count()
 
-_Result = TypeVar("_Result")
-
 
 class FeederDiedError(WorkerError):
     """The feeder has died, as the message says; another one can take its place."""
@@ -94,22 +92,6 @@ def second_death(error: FeederDiedError) -> WorkerError:
         "memory_budget or num_workers, or raise the limit (of the container, or `ulimit -v`). The second time, "
         f"{error.message}"
     )
-
-
-def with_another_feeder(attempt: Callable[[], _Result]) -> _Result:
-    """Return what `attempt` returns; try once more if its feeder dies.
-
-    Raises:
-        WorkerError: the second feeder died as well.
-    """
-    try:
-        return attempt()
-    except FeederDiedError:
-        pass
-    try:
-        return attempt()
-    except FeederDiedError as error:
-        raise second_death(error) from error
 
 
 class Connection:
@@ -376,6 +358,7 @@ class FeederClient:
         self._workers = workers
         self._cuda = cuda
         self._calls = Calls()
+        self._read_from: Listing | None = None
         self.process: Connection | None = None
 
     def feeder(self) -> Connection:
@@ -393,22 +376,32 @@ class FeederClient:
                 self.process = start_feeder_process(self._workers, self._cuda)
             except OSError as error:
                 raise naming_the_limit(error) from error
+            if self._read_from is not None:
+                self.process.call("open_reader", self._read_from, self.storages)
         return self.process
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """Call a function, and once more in another process if the feeder dies."""
-        return with_another_feeder(partial(self.call_once, function, *arguments))
-
-    def call_once(self, function: str, *arguments: Any) -> Any:
-        """Call a function once.
+        """Call a function, and once more in another process if the feeder dies.
 
         Raises:
-            FeederDiedError: the feeder died.
+            WorkerError: the second feeder died as well.
             Exception: what the function raises, and what `feeder` raises.
         """
         if self.is_here:
             return self._calls.call_here(function, arguments)
-        return self.feeder().call(function, *arguments)
+        try:
+            return self.feeder().call(function, *arguments)
+        except FeederDiedError:
+            pass
+        try:
+            return self.feeder().call(function, *arguments)
+        except FeederDiedError as error:
+            raise second_death(error) from error
+
+    def read_from(self, listing: Listing) -> None:
+        """Have "read_tables" and "read_ranges" read from these shards."""
+        self.call("open_reader", listing, self.storages)
+        self._read_from = listing
 
     def list_shards(self, urls: Urls, index: str | os.PathLike[str] | None, sidecars: Sequence[Urls] = ()) -> Listing:
         """Call `list_shards`, and raise what it raises."""
