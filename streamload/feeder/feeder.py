@@ -14,7 +14,7 @@ from time import monotonic, perf_counter, process_time
 from typing import Any
 
 from streamload.decode.failure import Attempt, failure_of
-from streamload.decode.tasks import RowsDone, RowTask, ScanDone, ScanTask
+from streamload.decode.tasks import RowsDone, RowTask, ScanDone, ScanTask, WorkerSetup
 from streamload.errors import without_secrets
 from streamload.feeder import messages
 from streamload.feeder.scans import Scans
@@ -31,7 +31,6 @@ from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import keep_freed_memory, naming_the_limit
 from streamload.order.sampling import Sampled
 from streamload.order.share import EpochStart
-from streamload.text import counted
 from streamload.totals import Totals
 from streamload.trace import Event
 from streamload.workers.launch import Child
@@ -144,16 +143,14 @@ def _doing(worker: WorkerActivity, tables: Dataset) -> str:
 
 
 def _fetching(fetcher: Fetcher) -> str:
-    oldest, counts = next(iter(fetcher.transfers.running.values()), None), fetcher.transfers.counts
+    oldest = next(iter(fetcher.transfers.running.values()), None)
     if oldest is None:
         loading = next(iter(fetcher.index_tables.loading), None)
         where = "" if loading is None else repr(without_secrets(fetcher.state_of(loading).url))
         return where and f"the index: where samples lie in {where}"
-    failed = counts.broken + counts.throttled
     return (
         f"the storage: a request for {without_secrets(oldest.url)!r} from byte {oldest.start} on has taken "
-        f"{monotonic() - oldest.started_s:.1f} s, in which {oldest.received_bytes:,} bytes came; "
-        f"{failed:,} of {counted(counts.requests, 'request')} have failed so far"
+        f"{monotonic() - oldest.started_s:.1f} s, in which {oldest.received_bytes:,} bytes came"
     )
 
 
@@ -196,12 +193,11 @@ class Feeder:
         if configure.workers:
             self.pool: Pool = ProcessPool(
                 configure.workers,
-                job=configure.job,
-                shards=opening,
-                slots=slots,
-                events=events,
+                WorkerSetup(0, configure.job, configure.log_levels),
+                opening,
+                slots,
+                events,
                 ends_at_failure=configure.ends_at_failure,
-                log_levels=configure.log_levels,
                 launched=launched,
             )
         else:

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from streamload.totals import Totals
     from streamload.trace import Event
 
-Send = Callable[[Any, Sequence[int]], None]
-"""Sends the trainer a message, with descriptors."""
-
 
 class PipelineSettings(NamedTuple):
     """The settings of every epoch of a loader.

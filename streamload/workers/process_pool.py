@@ -70,16 +70,15 @@ class ProcessPool(Pool):
     def __init__(
         self,
         workers: int,
-        *,
-        job: bytes,
+        setup: WorkerSetup,
         shards: ResidentShards,
         slots: SlotPool,
         events: PoolEvents,
+        *,
         ends_at_failure: bool,
-        log_levels: tuple[tuple[str, int], ...],
         launched: Sequence[Child],
     ) -> None:
-        self._setup = WorkerSetup(0, job, log_levels)
+        self._setup = setup
         self.slots = slots
         self._deaths: Counter[tuple[int, int]] = Counter()
         self._ends_at_failure = ends_at_failure
