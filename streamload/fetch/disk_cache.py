@@ -192,7 +192,8 @@ class DiskCache:
     def open(self, identity: ShardIdentity) -> CacheFile | None:
         """Open a shard's file, to read or fill it; the caller closes it.
 
-        None if another process is filling it, the cache is full of shards that must stay, or it is off.
+        None if another process is filling it or has just done so, the cache is full of shards that must stay, or it is
+        off.
         """
         path = os.path.join(self._folder, identity.file_name)
         try:
@@ -202,10 +203,8 @@ class DiskCache:
                     self._remove_abandoned()
                     # Temporary files first, or one that is renamed meanwhile would be missed.
                     files = [*_listed(self._partial_folder), *_listed(self._folder)]
-                    came = os.path.exists(path)  # another process has filled it meanwhile
-                    fills = any(name.startswith(f"{identity.file_name}.") for name, _, _ in files)
-                    file = self._begin(identity, files) if not came and not fills else None
-                file = self._open_whole(identity, path) if came else file
+                    if not any(name.startswith(identity.file_name) for name, _, _ in files):
+                        file = self._begin(identity, files)
         except LockBusyError:
             return None
         except OSError as exc:
@@ -278,14 +277,13 @@ class DiskCache:
         key, size_bytes = url_key(identity.url), cached_bytes(identity.bytes, self._part_bytes)
         lacking_bytes = sum(found.st_size for _, _, found in files) + size_bytes - self._size_bytes
         if lacking_bytes > 0:
-            keys = [name.partition("-")[0] for name, _, _ in files]  # `url_key`
             evictable = [
-                (other != key, found.st_mtime_ns, found.st_size, path)
-                for other, (_, path, found) in zip(keys, files, strict=True)
-                if other == key or other not in self._kept_keys
+                (found.st_mtime_ns, found.st_size, path)
+                for name, path, found in files
+                if name.startswith(key) or name.partition("-")[0] not in self._kept_keys
             ]
             chosen = []
-            for _, _, other_bytes, path in sorted(evictable):  # older versions of the shard first, then the oldest
+            for _, other_bytes, path in sorted(evictable):  # the oldest first
                 if lacking_bytes > 0 and not _is_in_use(path):
                     chosen.append(path)
                     lacking_bytes -= other_bytes

@@ -16,7 +16,6 @@ from streamload.storage.download import Pin
 from streamload.tar.decompression import Compression
 
 _LEAST_GROWTH_BYTES = 64 << 20
-_PAGE_BYTES = mmap.PAGESIZE
 
 
 class SparseMemory:
@@ -49,12 +48,11 @@ class SparseMemory:
         write_fully(self.descriptor, data, offset)
 
     def free(self, start: int, end: int) -> None:
-        """Free the pages that lie wholly within a range, on Linux; the last page of all counts as whole."""
-        first = -(-start // _PAGE_BYTES) * _PAGE_BYTES
-        behind = self.size_bytes if end >= self.size_bytes else end // _PAGE_BYTES * _PAGE_BYTES
-        if behind > first and hasattr(mmap, "MADV_REMOVE"):
+        """Free the pages of a range that begins at a page, and ends at one or with the memory; on Linux."""
+        end = min(end, self.size_bytes)
+        if end > start and hasattr(mmap, "MADV_REMOVE"):
             with mmap.mmap(self.descriptor, self.size_bytes) as mapped:
-                mapped.madvise(mmap.MADV_REMOVE, first, behind - first)
+                mapped.madvise(mmap.MADV_REMOVE, start, end - start)
 
     def close(self) -> None:
         """Close the descriptor; copies keep the memory. Idempotent."""
