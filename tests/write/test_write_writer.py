@@ -14,7 +14,7 @@ import webdataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from indexed_shards import read_index, table_in
-from written_shards import STORED, assert_same_tables, read_back, scanned, write
+from written_shards import STORED, Sample, assert_same_tables, read_back, scanned, write
 
 from streamload import ShardWriter
 from streamload.errors import StorageError
@@ -33,6 +33,14 @@ def test_our_scanner_reads_it_and_the_index_says_the_same(tmp_path: Path) -> Non
         assert_same_tables(table_in(index, entry.name), scanned(path))
         assert (entry.bytes, entry.samples) == (os.path.getsize(path), len(table))
         assert table.labels is not None
+
+
+def test_labels_only_where_every_sample_has_one(tmp_path: Path) -> None:
+    others: list[Sample] = [{"cls": b" 12\n"}, {"cls": b"12x"}, {"cls": b"9223372036854775808"}, {"txt": "no"}]
+    for number, other in enumerate(others):
+        writer = write(tmp_path / str(number), [{"__key__": "x", "cls": 1}, {"__key__": "y", **other}], index=False)
+        assert (writer.tables[0][1].labels is not None) == (number == 0)
+        assert_same_tables(writer.tables[0][1], scanned(writer.shards[0]))
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
