@@ -81,7 +81,7 @@ def test_a_server_that_never_serves_parts_is_given_up(server: FaultServer) -> No
 
 
 def test_a_shard_that_is_denied(server: FaultServer) -> None:
-    error = fails_and_goes_on(server, Script(status=403, status_share=1.0, spared=2), StorageError)
+    error = fails_and_goes_on(server, Script(status=403, status_share=1.0, only="part002-000000.tar"), StorageError)
     assert "access is denied" in str(error)
     assert error.url in urls_of(server)
 

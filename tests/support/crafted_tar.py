@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 END_OF_ARCHIVE = bytes(1024)
 USTAR, GNU, V7 = b"ustar\x0000", b"ustar  \x00", bytes(8)
@@ -76,22 +77,20 @@ def payload_of(number: int) -> bytes:
     return bytes([number % 255 + 1]) * (number * 37)
 
 
-def plain_archive(members: int, **options: object) -> Archive:
-    """Members `s0.bin`, `s1.bin`, ... of different sizes, the first of 0 bytes."""
+def plain_archive(
+    members: int,
+    *,
+    before: Callable[[int], tuple[bytes, bytes]] | None = None,
+    size: Callable[[int], int | bytes] = int,
+    **options: Any,
+) -> Archive:
+    """Members `s0.bin`, `s1.bin`, ... of different sizes, the first of 0 bytes; `before` makes an extension header."""
     archive = Archive()
     for number in range(members):
+        if before is not None:
+            archive.add(*before(number))
         payload = payload_of(number)
-        archive.add(header(b"s%d.bin" % number, len(payload), **options), payload)  # type: ignore[arg-type]
-    return archive
-
-
-def extended_archive(extension: Callable[[int], tuple[bytes, bytes]], members: int) -> Archive:
-    """As `plain_archive`, with an extension header before each member."""
-    archive = Archive()
-    for number in range(members):
-        archive.add(*extension(number))
-        payload = payload_of(number)
-        archive.add(header(b"s%d.bin" % number, len(payload)), payload)
+        archive.add(header(b"s%d.bin" % number, size(len(payload)), **options), payload)
     return archive
 
 
@@ -109,14 +108,6 @@ def base_256(number: int) -> bytes:
     return b"\x80" + number.to_bytes(11, "big")
 
 
-def base_256_archive(members: int) -> Archive:
-    archive = Archive()
-    for number in range(members):
-        payload = payload_of(number)
-        archive.add(header(b"s%d.bin" % number, base_256(len(payload)), magic=GNU), payload)
-    return archive
-
-
 def dialects(members: int = 3) -> dict[str, Archive]:
     """A sound archive of each dialect, without its end-of-archive marker; ten members in the most usual one."""
     return {
@@ -126,7 +117,7 @@ def dialects(members: int = 3) -> dict[str, Archive]:
         "v7": plain_archive(members, magic=V7, typeflag=b"\0"),
         "v7, space-padded": plain_archive(members, magic=V7, typeflag=b"\0", space_padded=True),
         "seven digits": plain_archive(members, magic=GNU, checksum=lambda number: b"%07o\0" % number),
-        "base-256": base_256_archive(members),
-        "pax": extended_archive(pax_mtime, members),
-        "gnu long names": extended_archive(long_name, members),
+        "base-256": plain_archive(members, size=base_256, magic=GNU),
+        "pax": plain_archive(members, before=pax_mtime),
+        "gnu long names": plain_archive(members, before=long_name),
     }

@@ -43,16 +43,10 @@ class Program:
         self.returncode: int | None = None
         self._preloaded, self._errors = preloaded, errors
 
-    def poll(self) -> int | None:
-        """Its exit status, if it has ended."""
-        with suppress(TimeoutError):
-            self.wait(0.001)
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end. Raises TimeoutError: it has not come."""
+    def wait(self) -> int:
+        """Wait for its end."""
         if self.returncode is None:
-            self.returncode = self._preloaded.status_of(self.pid, timeout)
+            self.returncode = self._preloaded.status_of(self.pid)
         return self.returncode
 
     def kill(self) -> None:
@@ -107,7 +101,7 @@ class Preloaded:
         os.close(to_write)
         pid = None
         while pid is None:
-            pid = self._take(None)
+            pid = self._take()
         return Program(self, pid, open(stdin, "w"), open(stdout), open(errors))
 
     def run(self, program: str, *arguments: object) -> Ended:
@@ -116,10 +110,10 @@ class Preloaded:
         output, _ = running.communicate()
         return Ended(running.wait(), output)
 
-    def status_of(self, pid: int, timeout_s: float | None) -> int:
-        """The exit status of a program. Raises TimeoutError: it has not ended in time."""
+    def status_of(self, pid: int) -> int:
+        """The exit status of a program, when it has ended."""
         while pid not in self._statuses:
-            self._take(timeout_s)
+            self._take()
         return self._statuses.pop(pid)
 
     def close(self) -> None:
@@ -127,9 +121,8 @@ class Preloaded:
         self._socket.close()
         self._process.wait()
 
-    def _take(self, timeout_s: float | None) -> int | None:
+    def _take(self) -> int | None:
         """The number of a program, if it has been started; the status of one that has ended is noted."""
-        self._socket.settimeout(timeout_s)
         message = self._socket.recv(_MOST_MESSAGE_BYTES)
         assert message, "the process from which programs are forked has ended"
         pid, status = json.loads(message)

@@ -13,7 +13,6 @@ from crafted_tar import (
     V7,
     Archive,
     dialects,
-    extended_archive,
     header,
     long_name,
     pax_mtime,
@@ -291,7 +290,7 @@ def test_names_that_no_file_has_are_refused(name_bytes: int) -> None:
 
 def test_keys_that_have_too_many_bytes_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamload.tar.scan.MOST_KEY_BYTES", 200)
-    archive = extended_archive(long_name, 3)
+    archive = plain_archive(3, before=long_name)
     error = error_of(archive.whole())
     assert error.offset == archive.headers[3]
     assert "shorter names" in error.message

@@ -45,7 +45,6 @@ class Script:
         whole_share: answers to a range request with status 200 and the whole object.
         swap_at: with the GET request of this number (from 0) each object becomes another one of the same size.
         only: objects whose names end with this; others have no faults but delay, rate and swap.
-        spared: so many GET requests at the start have no faults; delay, rate and swap count all the same.
     """
 
     seed: int = 0
@@ -63,7 +62,6 @@ class Script:
     whole_share: float = 0.0
     swap_at: int | None = None
     only: str = ""
-    spared: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,39 +73,17 @@ class Stored:
     etag: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Faults:
-    """What goes wrong with one request."""
-
-    status: int | None = None
-    cut_at: float | None = None
-    resets: bool = False
-    sleep_s: float = 0.0
-    silent: bool = False
-    wrong_range: bool = False
-    short: bool = False
-    whole: bool = False
+KINDS = ("status", "cut", "reset", "sleep", "silent", "wrong_range", "short", "whole")
 
 
-NO_FAULTS = Faults()
+def faults_of(script: Script, number: int) -> tuple[set[str], float]:
+    """The faults of the GET request of this number, and where a body is cut, from 0 to 1.
 
-
-def faults_of(script: Script, number: int) -> Faults:
-    """The faults of the GET request of this number; each kind is drawn by itself, always in the same order."""
-    if number < script.spared:
-        return NO_FAULTS
+    Each kind is drawn by itself, always in the same order.
+    """
     draw = random.Random(f"{script.seed}/{number}")
-    status, cut, reset, sleep, silent, wrong, short, whole, where = (draw.random() for _ in range(9))
-    return Faults(
-        status=script.status if status < script.status_share else None,
-        cut_at=where if cut < script.cut_share or reset < script.reset_share else None,
-        resets=cut >= script.cut_share,
-        sleep_s=script.sleep_s if sleep < script.sleep_share else 0.0,
-        silent=silent < script.silent_share,
-        wrong_range=wrong < script.wrong_range_share,
-        short=short < script.short_share,
-        whole=whole < script.whole_share,
-    )
+    faults = {kind for kind in KINDS if draw.random() < getattr(script, f"{kind}_share")}
+    return faults, draw.random()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,15 +157,16 @@ class Server:
         """Answer one request; returns whether the connection can be used again."""
         loop = asyncio.get_running_loop()
         self.log.append((request.method, request.path, request.headers.get("range")))
-        faults, swapped = NO_FAULTS, False
+        faults, cut_at, swapped = set[str](), 0.0, False
         is_listing = "list-type" in request.query
         if request.method == "GET" and not is_listing:
-            faults = faults_of(self.script, self.gets) if request.path.endswith(self.script.only) else NO_FAULTS
+            if request.path.endswith(self.script.only):
+                faults, cut_at = faults_of(self.script, self.gets)
             swapped = self.script.swap_at is not None and self.gets >= self.script.swap_at
             self.gets += 1
-        if delay_s := self.script.first_byte_s + faults.sleep_s:
+        if delay_s := self.script.first_byte_s + self.script.sleep_s * ("sleep" in faults):
             await asyncio.sleep(delay_s)
-        if faults.silent:
+        if "silent" in faults:
             await _until_closed(connection)
             return False
         answer = self.listing(request) if is_listing else self.object(request, faults, swapped)
@@ -197,10 +174,10 @@ class Server:
         if request.method == "HEAD" or not answer.size:
             return True
         size = answer.size
-        if faults.cut_at is not None and size > 1:
-            size = max(1, int(faults.cut_at * size))
+        if faults & {"cut", "reset"} and size > 1:
+            size = max(1, int(cut_at * size))
         await self.send(connection, answer.offset, size)
-        if size < answer.size and faults.resets:
+        if size < answer.size and "cut" not in faults:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         return size == answer.size
 
@@ -216,25 +193,25 @@ class Server:
             if rate is not None:
                 await asyncio.sleep(began_s + (start + count) / rate - loop.time())
 
-    def object(self, request: Request, faults: Faults, swapped: bool) -> Answer:
+    def object(self, request: Request, faults: set[str], swapped: bool) -> Answer:
         stored = (self.swapped if swapped else self.objects).get(request.path.lstrip("/"))
-        if faults.status is not None:
-            code = _CODES.get(faults.status, "InternalError")
-            return _text(faults.status, f"<Error><Code>{code}</Code><Message>by the script</Message></Error>")
+        if "status" in faults:
+            code = _CODES.get(self.script.status, "InternalError")
+            return _text(self.script.status, f"<Error><Code>{code}</Code><Message>by the script</Message></Error>")
         if stored is None:
             return _text(404, "<Error><Code>NoSuchKey</Code></Error>")
         if request.headers.get("if-match", stored.etag) not in (stored.etag, "*"):
             return _text(412, "<Error><Code>PreconditionFailed</Code></Error>")
         headers = {"ETag": stored.etag, "Accept-Ranges": "bytes", "Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT"}
         requested = request.headers.get("range")
-        if requested is None or faults.whole:
+        if requested is None or "whole" in faults:
             return Answer(200, headers | {"Content-Length": str(stored.size)}, offset=stored.offset, size=stored.size)
         start, end = _range(requested, stored.size)
         if start >= end:
             return _text(416, "", {"Content-Range": f"bytes */{stored.size}"})
-        if faults.wrong_range:
+        if "wrong_range" in faults:
             start, end = (start - 1, end - 1) if start else (min(start + 1, end - 1), min(end + 1, stored.size))
-        if faults.short:
+        if "short" in faults:
             end = start + (end - start + 1) // 2
         headers |= {"Content-Length": str(end - start), "Content-Range": f"bytes {start}-{end - 1}/{stored.size}"}
         return Answer(206, headers, offset=stored.offset + start, size=end - start)
