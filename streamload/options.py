@@ -127,13 +127,11 @@ class Options:
             return self
         if self.num_workers == "auto":
             return replace(self, num_workers=0)
-        advice = (
-            "it lies in its memory, or the filesystem's class is in the script itself; use num_workers=0, put the "
-            "shards on a disk, or the class into a module"
+        raise ValueError(
+            f"num_workers={self.num_workers}, but only this process can read {only_here!r}: it lies in its memory, or "
+            "the filesystem's class is in the script itself; use num_workers=0, put the class into a module, or put "
+            "the shards on a disk or into a bucket that all can read"
         )
-        if self.feeders is not None:
-            advice = "put the shards where all nodes can read them, into a bucket or on a file system that they share"
-        raise ValueError(f"num_workers={self.num_workers}, but only this process can read {only_here!r}: {advice}")
 
     @cached_property
     def decoders(self) -> Decode:
@@ -220,18 +218,13 @@ class Options:
         Raises:
             ValueError: a requested field is not among the existing ones.
         """
-        for entry in self.field_names or ():
-            if entry in SAMPLE_NAMES or entry in self.optional_fields:
-                continue
-            if not any(name in existing for name in entry.split(";")):
-                raise ValueError(
-                    f"fields={self.fields!r}: no sample has {entry!r}; there are {describe_existing(entry, existing)}"
-                )
-        for key in self.transform_keys if self.fields is None else ():
-            if not any(name in existing for name in alternatives(key)):
-                raise ValueError(
-                    f"transform has a function for {key!r}; the fields are {describe_existing(key, existing)}"
-                )
+        for entry in self.transform_keys if self.field_names is None else self.field_names:
+            known = (*existing, *SAMPLE_NAMES, *self.optional_fields)
+            if entry not in known and not any(name in existing for name in alternatives(entry)):
+                given = f"fields={self.fields!r}: no sample has {entry!r}; there are"
+                if self.field_names is None:
+                    given = f"transform has a function for {entry!r}; the fields are"
+                raise ValueError(f"{given} {describe_existing(entry, existing)}")
 
     def _check_numbers(self) -> None:
         single = "(for single samples there is streamload.TarDataset)"
