@@ -108,8 +108,7 @@ class StreamLoader(OpenDataset):
             The same number resumes at another world size.
         weights: (selection) how often to draw samples, with replacement: "balanced", a mapping from labels to the
             weight of a sample, or one number for each sample. Needs `shuffle`.
-        sampler: (selection) an iterable of sample numbers, such as a torch Sampler: the order of all ranks; if it has
-            `rank` and `num_replicas`, that of its rank.
+        sampler: (selection) an iterable of sample numbers, such as a torch Sampler: the order of all ranks.
         epoch_size: (selection) samples per epoch, over all ranks; epochs are cut from endless passes.
         worker_init_fn: (workers) called with the worker's number when a worker starts.
         prefetch_batches: (workers) batches to make ahead.
@@ -186,7 +185,7 @@ class StreamLoader(OpenDataset):
             rank=self.rank,
             world_size=self.world_size,
         )
-        self._rank_was_found = goes_by_found_rank(rank, is_divided=self._sampling.is_divided)
+        self._rank_was_found = goes_by_found_rank(rank)
         portions = portions_of(urls, index, where=where, join=join)
         self._options = options = options.resolved_for(named_places(portions.values()))
         start_elsewhere = None
@@ -260,7 +259,7 @@ class StreamLoader(OpenDataset):
         samples = self._sampling.epoch_samples
         if samples is None:
             samples = sum(self._known_counts())
-        return batches_per_rank(order, samples, *self._sampling.place)
+        return batches_per_rank(order, samples, self.rank, self.world_size)
 
     def __iter__(self) -> EpochIterator:
         """Begin a pass: the next epoch, or the rest of one that was resumed or ended by an error of the loader.

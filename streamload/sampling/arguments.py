@@ -106,10 +106,10 @@ class SamplerDraws:
     """Draws a user's sampler once an epoch, and checks it against a loaded state.
 
     Raises:
-        TypeError, ValueError: it can be iterated only once, or it divides the samples among other ranks.
+        TypeError, ValueError: it can be iterated only once, or it divides the samples among ranks.
     """
 
-    def __init__(self, sampler: Iterable[int], rank: int, world_size: int) -> None:
+    def __init__(self, sampler: Iterable[int]) -> None:
         if not isinstance(sampler, Iterable):
             raise TypeError(f"sampler={sampler!r} must be an iterable of numbers of samples, such as a torch Sampler")
         if isinstance(sampler, Iterator):
@@ -117,15 +117,12 @@ class SamplerDraws:
                 f"sampler={sampler!r} can be iterated only once, and each epoch needs a new order; give a torch "
                 "Sampler, a list, or an object whose __iter__ starts over"
             )
-        own = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
-        self.divides = None not in own
-        if self.divides and world_size > 1 and own != (rank, world_size):
+        if getattr(sampler, "num_replicas", 1) != 1:
             raise ValueError(
-                f"the sampler is that of rank {own[0]} of {own[1]}, and the loader's is rank {rank} of {world_size}; "
-                "make both with the same"
+                f"sampler={sampler!r} names the samples of one rank, and the loader divides those of all ranks itself; "
+                "make it with num_replicas=1 and rank=0, or leave it out"
             )
         self._sampler = sampler
-        self._kind = f"divided among {own[1]} ranks" if self.divides else "order"
         self._numbers: NDArray[np.int64] | None = None
         self._digest: str | None = None
         self._epoch = -1
@@ -156,7 +153,7 @@ class SamplerDraws:
             return self._numbers
         expected = self._expected if position else None
         numbers = self._numbers_of(epoch)
-        if expected not in (None, _UNDRAWN, self._kind):
+        if expected not in (None, _UNDRAWN):
             numbers = self._replayed(numbers, epoch, str(expected))
         if len(numbers) and (numbers.min() < 0 or numbers.max() >= n_samples):
             wrong = numbers[(numbers < 0) | (numbers >= n_samples)][0]
@@ -166,8 +163,6 @@ class SamplerDraws:
 
     def state(self, epoch: int) -> str:
         """Return what a state records to recognize the order."""
-        if self.divides:
-            return self._kind
         if self._numbers is None or self._epoch != epoch:
             return self._expected or _UNDRAWN
         self._digest = self._digest or _digest("order", self._numbers.astype("<i8").tobytes())
@@ -204,8 +199,6 @@ class SamplingOptions:
         lanes: of the order, at first.
         sampling: the order's; None before `resolve`, or if every sample comes once.
         n_selected: how many samples take part; None for all.
-        is_divided: a sampler names the samples of this rank alone.
-        place: the rank and the world size among which the epoch's samples are divided.
         needs_counts: the number of samples must be known before a pass begins.
 
     Raises:
@@ -252,9 +245,8 @@ class SamplingOptions:
         self._weights = _checked_weights(weights)
         self._weights_name: str | None = None
         self._passes = count(1)
-        self._sampler = None if sampler is None else SamplerDraws(sampler, rank, world_size)
-        self.is_divided = self._sampler is not None and self._sampler.divides
-        self.place = (0, 1) if self.is_divided else (rank, world_size)
+        self._sampler = None if sampler is None else SamplerDraws(sampler)
+        self._place = rank, world_size
         self.needs_counts = sampler is not None or mixture is not None or isinstance(self._weights, np.ndarray)
         self._selected: NDArray[np.bool_] | None = None
 
@@ -351,7 +343,7 @@ class SamplingOptions:
         numbers = None if self._sampler is None else self._sampler.draw(epoch, position, self.n_selected or n_samples)
         if numbers is not None and self._selected is not None:
             numbers = np.flatnonzero(self._selected)[numbers]
-        return EpochStart(epoch, position, *self.place, numbers, next(self._passes))
+        return EpochStart(epoch, position, *self._place, numbers, next(self._passes))
 
     def resume(self, state: LoaderState) -> bool:
         """Take up a loaded state of the same sampling. Return True if that changes what the order depends on."""

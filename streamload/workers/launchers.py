@@ -142,7 +142,7 @@ def check_found_rank(rank: int, world_size: int) -> None:
         )
 
 
-def goes_by_found_rank(rank: int | None, *, is_divided: bool) -> bool:
+def goes_by_found_rank(rank: int | None) -> bool:
     """Return True if a loader's samples depend on the detected rank.
 
     Warn if none is detected in one of several tasks. The launcher's number is not used as the rank, since the tasks
@@ -150,9 +150,8 @@ def goes_by_found_rank(rank: int | None, *, is_divided: bool) -> bool:
 
     Args:
         rank: the user's argument.
-        is_divided: a sampler names the samples of this rank alone.
     """
-    if rank is not None or is_divided:
+    if rank is not None:
         return False
     started = [(launcher, tasks) for launcher in _BINDING_LAUNCHERS if (tasks := _number(launcher.tasks) or 0) > 1]
     if started and found_rank() is None:

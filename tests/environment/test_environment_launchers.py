@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch.distributed
 from make_shards import write_numbers
-from torch.utils.data import DistributedSampler
 
 from streamload import StreamLoader
 from streamload.workers.launchers import available_processors, local_ranks, processors_of_rank
@@ -214,11 +213,8 @@ def test_nothing_is_said_to_a_task_that_is_alone_or_knows_its_rank(
     make_loader(source).close()  # a warning would be an error
 
 
-def test_no_warning_if_the_rank_is_given_or_a_group_or_a_sampler_knows_it(
-    source: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_warning_if_the_rank_is_given_or_a_group_knows_it(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     say(monkeypatch, SLURM_STEP_NUM_TASKS=2, SLURM_PROCID=1)
     make_loader(source, rank=0, world_size=1).close()
-    make_loader(source, sampler=DistributedSampler(range(4), 2, 1, shuffle=False)).close()
     make_group(monkeypatch, 1, 2)
     make_loader(source).close()
