@@ -23,8 +23,7 @@ from streamload.pack.calling import Decode, PackCalls, SourceShard, mapped_sampl
 from streamload.pack.output import UsageError
 from streamload.pack.pools import Pool, pickled_by_value
 from streamload.pack.run import (
-    ANY_NAMES,
-    NUMBERED,
+    SHARDS,
     Record,
     Span,
     Target,
@@ -109,9 +108,10 @@ def _pack_calls(
     *,
     code: object,
     cut: Sequence[tuple[Span, str]] | None = None,
+    unique: bool = True,
     may_be_empty: bool = False,
 ) -> None:
-    """Pack the samples of each input. Raise an error for repeated keys, unless shards keep their names.
+    """Pack the samples of each input. If keys must be `unique`, raise an error for repeated ones.
 
     `code` identifies the function and its options; `cut` names the new shard of each span of inputs, or is None to
     estimate the spans.
@@ -137,7 +137,7 @@ def _pack_calls(
         if not tables:
             raise ValueError(f"the function gave no sample of {len(pickled):,} inputs")
         seen: set[str] = set()
-        for table in tables if target.naming == NUMBERED else ():
+        for table in tables if unique else ():
             for key in table.keys():  # noqa: SIM118
                 if key in seen:
                     raise ValueError(f"two samples have the key {key!r}; give each one of its own")
@@ -214,16 +214,16 @@ def map_shards(
         counts = list(map(len, in_each))
     if any(map(storages.is_process_local, {shard.folder for shard in listing.shards})):
         workers = 1
-    target = Target(dest, storages, ANY_NAMES, resume=resume, overwrite=overwrite, workers=workers, ray=ray)
+    target = Target(dest, storages, resume=resume, overwrite=overwrite, workers=workers, ray=ray)
     if is_cut:
         most_bytes = parse_bytes("max_bytes", _SHARD_BYTES if max_bytes is None else max_bytes)
-        target = replace(target, naming=NUMBERED, max_bytes=most_bytes, max_count=max_count)
+        target = replace(target, max_bytes=most_bytes, max_count=max_count)
         sizes = zip([shard.bytes for shard in shards], counts or [0] * len(shards), strict=True)
         cut = numbered(shard_spans(sizes, most_bytes, max_count))
     else:
         cut = numbered([(number, number + 1) for number in range(len(shards))])
         names = [without_compression(shard.name) for shard in listing.shards]
-        if len(set(names)) == len(names) and all(is_plain_name(name) and ANY_NAMES.matches(name) for name in names):
+        if len(set(names)) == len(names) and all(is_plain_name(name) and SHARDS.matches(name) for name in names):
             cut = [(span, name) for (span, _), name in zip(cut, names, strict=True)]
     decoders: Any = decode
     if isinstance(decode, Mapping):
@@ -234,6 +234,7 @@ def map_shards(
         target,
         code=[_code_of(function), sidecar, batch_size, decoders],
         cut=cut,
+        unique=is_cut,
         may_be_empty=sidecar,
     )
 

@@ -34,8 +34,7 @@ from streamload.workers.launchers import available_processors
 from streamload.write.destination import ConsecutiveShards, Destination, PublishedShard, indexed
 from streamload.write.shard_file import Member, size_of
 
-NUMBERED = ShardNaming("shard-", None, ".tar")  # the names of `numbered`
-ANY_NAMES = ShardNaming("", None, ".tar")  # names of other shards: all in a folder belong to the set
+SHARDS = ShardNaming("", None, ".tar")  # all in a folder are of one dataset
 _MOST_BYTES = 1 << 30
 _RUN_FILE = "run.json"
 _RESUME, _OVERWRITE = "--resume (resume=True)", "--overwrite (overwrite=True)"
@@ -63,7 +62,6 @@ class Target:
 
     dest: str
     storages: Storages
-    naming: ShardNaming = NUMBERED
     max_bytes: int | None = None
     max_count: int | None = None
     skip_bad: bool = False
@@ -77,13 +75,7 @@ class Target:
         return Destination(f"{self.dest}/{split}" if split else self.dest, self.storages, durable=False)
 
 
-class Fault(NamedTuple):
-    """A file that cannot be packed, and why."""
-
-    path: str
-    reason: str
-
-
+Fault = tuple[str, str]  # a file that cannot be packed, and why
 # Appends a sample: its key, its members and its label.
 Append = Callable[[str, Sequence[Member], int | None], None]
 # Appends all samples of a task, and returns the files that cannot be packed. Picklable.
@@ -155,7 +147,7 @@ def read_record(content: bytes, task: Task) -> Record:
     for name, info, size in saved["shards"]:
         shards.append(PublishedShard(name, ShardInfo(*info), unpack_table(tables[start : start + size], name)))
         start += size
-    return Record(task.digest, task.split, tuple(shards), tuple(Fault(*fault) for fault in saved["faults"]))
+    return Record(task.digest, task.split, tuple(shards), tuple((path, reason) for path, reason in saved["faults"]))
 
 
 def measure(work: Work) -> tuple[int, int]:
@@ -309,7 +301,7 @@ class _Run:
         self._folders |= {split: target.folder(split) for split in self._names}
         for split in self._splits:
             folder = self._folders[split]
-            existing = folder.existing(target.naming)
+            existing = folder.existing(SHARDS)
             if existing and unfinished is None:
                 state = f"{folder.folder!r} holds {counted(len(existing), 'shard')} already"
                 if not (target.resume or target.overwrite):
@@ -331,20 +323,19 @@ class _Run:
     def _ours(self, split: str) -> list[str]:
         """Return the existing shards that an index or a run names, and further ones of their tasks."""
         names = self._names.get(split)
-        existing = self._folders[split].existing(self._target.naming) if names else []
+        existing = self._folders[split].existing(SHARDS) if names else []
         return [name for name in existing if names and (name in names or _FURTHER.sub("", name) in names)]
 
     def _refuse_other_splits(self) -> None:
-        naming = self._target.naming
-        shards = self._storage.list(f"{escaped(self._target.dest)}/*/{naming.before}*{naming.after}")
+        shards = self._storage.list(f"{escaped(self._target.dest)}/*/*.tar")
         others = {info.url.rsplit("/", 2)[-2] for info in shards} - self._folders.keys()
-        if others or self._folders[""].existing(naming):
+        if others or self._folders[""].existing(SHARDS):
             folder = self._target.folder(min(others, default="")).folder
             raise UsageError(f"{folder!r} holds shards of an earlier run with other splits, or none; remove them first")
 
     def begin(self, tasks: Sequence[Task]) -> None:
         """Mark the destination, and remove everything except the shards of finished tasks."""
-        naming, replaced = self._target.naming, set(self._names)
+        replaced = set(self._names)
         self.records = self._finished(tasks)
         for task in tasks:
             self._names.setdefault(task.split, set()).add(task.name)
@@ -352,8 +343,8 @@ class _Run:
         content = {split: sorted(names) for split, names in self._names.items()}
         self._storage.write(f"{self._packing}/{_RUN_FILE}", json.dumps(content, indent=0).encode("ascii"))
         for folder in self._folders.values():  # all before any shard is removed, or a glob could list the rest
-            write_mark(self._storage, folder.folder, naming, SHARDIFY)
-            folder.remove(naming, ())
+            write_mark(self._storage, folder.folder, SHARDS, SHARDIFY)
+            folder.remove(SHARDS, ())
         self._remove_half_written()
         self._remove_shards({(record.split, each.name) for record in self.records.values() for each in record.shards})
         for split in replaced:
@@ -364,14 +355,14 @@ class _Run:
 
     def _remove_half_written(self) -> None:
         for each in self._folders.values() if self._path is not None else ():
-            each.remove_abandoned(self._target.naming)
+            each.remove_abandoned(SHARDS)
             for folder in (each.folder, f"{each.folder}/{INDEX_FOLDER}", self._packing):
                 for path in glob(_HALF_WRITTEN, root_dir=folder):
                     os.unlink(f"{folder}/{path}")
 
     def _remove_shards(self, kept: Collection[tuple[str, str]]) -> None:
         for split, folder in self._folders.items():
-            folder.remove(self._target.naming, [name for name in self._ours(split) if (split, name) not in kept])
+            folder.remove(SHARDS, [name for name in self._ours(split) if (split, name) not in kept])
 
     def _finished(self, tasks: Sequence[Task]) -> dict[str, Record]:
         stored = self._record_urls() if self._target.resume else {}
@@ -421,7 +412,7 @@ class _Run:
 
     def _unmark(self) -> None:
         for folder in self._folders.values():
-            write_mark(self._storage, folder.folder, self._target.naming, None)
+            write_mark(self._storage, folder.folder, SHARDS, None)
         self._storage.delete(f"{self._packing}/{_RUN_FILE}")  # from now on, nothing is unfinished
         self._remove_records()
 

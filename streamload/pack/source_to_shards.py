@@ -269,8 +269,8 @@ def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float],
 
 def _check(files: int, skip_bad: bool, records: Sequence[Record]) -> None:
     faults = [fault for record in records for fault in record.faults]
-    for fault in faults:
-        say(f"{fault.path}: {fault.reason}")
+    for path, reason in faults:
+        say(f"{path}: {reason}")
     if faults and not skip_bad:
         raise ValueError(
             f"{len(faults):,} of {counted(files, 'file')} {'is' if len(faults) == 1 else 'are'} damaged or of another "
@@ -301,7 +301,7 @@ class PackFiles:
                         field, data = self.resizing(field, data)
                     fields.append((field, data))
                 except ValueError as exc:
-                    wrong.append(Fault(member.path, str(exc)))
+                    wrong.append((member.path, str(exc)))
             faults += wrong
             if not wrong:
                 fields += [] if sample.label is None else [(LABEL_FIELD, b"%d" % sample.label)]
