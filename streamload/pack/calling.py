@@ -160,10 +160,8 @@ def _new_fields(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Sam
     for before, sample in zip(batch, results, strict=True):
         if sample is None:
             continue
-        if not isinstance(sample, Mapping):
-            raise TypeError(f"it gave a value of type {type(sample).__name__}; give a dict, or None")
         key = before["__key__"]
-        if sample.get("__key__", key) != key:
+        if checked_key({"__key__": key, **sample}) != key:
             raise ValueError(f"it gave the key {sample['__key__']!r} for {key!r}; in a sidecar keys stay as they are")
         new = {name: value for name, value in sample.items() if not name.startswith("__")}
         for name in before.keys() & new.keys():

@@ -92,7 +92,12 @@ def source_to_shards(
     for note in opened.notes:
         say(f"note: {note}")
     files = len({member.path for sample in opened.samples for member in sample.members})
-    planned = planned_parts(opened, fractions, shuffle=shuffle, seed=seed)
+    planned: Mapping[str, Sequence[int]] = opened.parts or {"": range(len(opened.samples))}
+    if fractions is not None:
+        planned = split_by_class([sample.label for sample in opened.samples], fractions, seed)
+    if shuffle:
+        orders = {name: permutation(len(part), seed).tolist() for name, part in planned.items()}
+        planned = {name: [part[at] for at in orders[name]] for name, part in planned.items()}
     records = pack_into(
         target,
         partial(_plan, opened, target, planned, resizing),
@@ -190,18 +195,6 @@ def _plan(
             digest = digest_of(split, name, common, [sample.meaning() for sample in some])
             tasks.append(Task(split, name, digest, end - first, PackFiles(some, resizing)))
     return tasks
-
-
-def planned_parts(
-    source: Source, fractions: Mapping[str, float] | None, *, shuffle: bool, seed: int
-) -> Mapping[str, Sequence[int]]:
-    """Return each split's positions in packing order; without splits, one part named ""."""
-    parts: Mapping[str, Sequence[int]] = source.parts or {"": range(len(source.samples))}
-    if source.parts is None and fractions is not None:
-        parts = split_by_class([sample.label for sample in source.samples], fractions, seed)
-    if not shuffle:
-        return parts
-    return {name: [part[at] for at in permutation(len(part), seed).tolist()] for name, part in parts.items()}
 
 
 def sample_bytes(sample: SourceSample) -> int:

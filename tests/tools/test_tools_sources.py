@@ -69,8 +69,7 @@ def test_labels_that_lie_in_the_folder_are_found(tmp_path: Path, name: str, text
         ({**LABELS, "id-9": 1}, "1 ID of '{0}/labels.json' without a file in '{0}/data': 'id-9'"),
         ({"id-0": 1}, "5 files without a label in '{0}/labels.json': 'id-1'"),
         ({**LABELS, "id-0": 0.5}, "labels.json', ID 'id-0', column 'label' is 0.5, and most labels are numbers"),
-        ({**LABELS, "id-0": 2**63}, f"the label {2**63} is too large"),
-        ({**LABELS, "id-0": -(2**63) - 1}, f"the label {-(2**63) - 1} is too large"),
+        ({**LABELS, "id-0": 2**63}, f"'id-0', column 'label' is {2**63}, and most labels are numbers"),
         ([], "holds no mapping"),
     ],
 )

@@ -49,7 +49,6 @@ _LABEL_NAMES = (
     *("class_id", "label_id", "class_index"),
 )
 _TEXT_NAMES = ("text", "caption", "sentence", "content", "transcript", "transcription", "description")
-_LABEL_LIMIT = 1 << 63
 _CODE = re.compile(r"\s*[+-]?0[0-9]|.*_")  # 01 and 1_2 are names
 _SIGNATURES = (
     *((b"\xff\xd8\xff", "jpg"), (b"\x89PNG", "png"), (b"GIF8", "gif"), (b"BM", "bmp")),
@@ -155,14 +154,12 @@ def _labels(
     if classes is None and not options.labels_as_names:
         whole = [number for number in numbers if number is not None]
         if len(whole) == len(labels):
-            if large := [number for number in whole if not -_LABEL_LIMIT <= number < _LABEL_LIMIT]:
-                raise UsageError(f"the label {large[0]} is too large; a label has 64 bits, one of them for its sign")
             return whole, None
         if 2 * sum(_number(label) is not None for label in labels) > len(labels):
             row = numbers.index(None)
             raise UsageError(
                 f"{table.where(row, name)} is {labels[row]!r}, and most labels are numbers; correct it, or give "
-                "--labels-as-names if they are names of classes; rename a column of quantities, which is kept as json"
+                "--labels-as-names if they are names, or have over 64 bits; rename a column of quantities to keep it"
             )
     pairs = zip(labels, numbers, strict=True)
     names = [label if isinstance(label, str) else str(label if number is None else number) for label, number in pairs]
@@ -180,9 +177,9 @@ def _number(value: object) -> int | float | None:
 
 
 def _whole(value: object) -> int | None:
-    """Return 7 for 7, 7.0, `7` and `7.0`, and None for `07`, 7.5 and other values."""
+    """Return 7 for 7, 7.0, `7` and `7.0`, and None for `07`, 7.5, 2**63 and other values."""
     number = _number(value)
-    return int(number) if number is not None and number % 1 == 0 else None
+    return int(number) if number is not None and number % 1 == 0 and -(1 << 63) <= number < 1 << 63 else None
 
 
 def _choose(
@@ -193,29 +190,26 @@ def _choose(
     free = _not_named(table, [*files, *texts, label, options.split_column])
     if not files and (path := _usual([name for name in free if _is_path(table, name)], _PATH_NAMES)):
         files = [path]
-        free.remove(path)
-    has_paths = any(isinstance(table.first(name), str) for name in files)
     stored = [name for name in free if _is_stored(table.first(name))]
-    if label is None and (usual := _usual([name for name in free if name not in stored], _LABEL_NAMES)):
+    if label is None and (usual := _usual([name for name in free if name not in (*files, *stored)], _LABEL_NAMES)):
         if _are_labels(table.columns[usual]):
             label = usual
-            free.remove(usual)
         else:
             notes.append(
                 f"column {usual!r} holds no classes or whole numbers, so it is no label; --label-column makes it one"
             )
-    keeps_rest = options.keep_columns or not has_paths or not (label or texts or len(files) > 1)
-    if keeps_rest:
+    free = [name for name in free if name not in (*files, label)]
+    has_paths = any(isinstance(table.first(name), str) for name in files)
+    rest: list[str] = []
+    if options.keep_columns or not has_paths or not (label or texts or len(files) > 1):
         files += [name for name in free if name in stored]
-        free = [name for name in free if name not in stored]
-        strings = [name for name in free if isinstance(first := table.first(name), str) and _number(first) is None]
-        if strings and not options.keep_columns and not texts:
-            text = _usual(strings, _TEXT_NAMES) or (strings[0] if strings == free else None)
-            texts = [] if text is None else [text]
-            free = [name for name in free if name not in texts]
+        rest = free = [name for name in free if name not in stored]
+        strings = [name for name in rest if isinstance(first := table.first(name), str) and _number(first) is None]
+        if not options.keep_columns and not texts and strings:
+            texts = list(filter(None, [_usual(strings, _TEXT_NAMES) or (strings[0] if strings == rest else None)]))
+            rest = free = [name for name in rest if name not in texts]
     elif free:
         notes.append(f"left out: {_quoted(free)}; --keep-columns stores other columns as json")
-    rest = free if keeps_rest else []
     if not (files or texts or rest):
         raise UsageError(f"{table.path!r} holds labels alone; there is nothing else to pack")
     uses = {"files are": files, "texts are": texts, "json holds": rest, "labels are": [] if label is None else [label]}
