@@ -51,7 +51,7 @@ def fetched_shards(listing: Listing, storages: Storages) -> frozenset[int]:
     return frozenset(
         number
         for number, shard in enumerate(listing.numbered)
-        if remote[shard.folder] or compression_of(shard.url) is not None
+        if remote[shard.folder] or (not shard.name.endswith(".tar") and compression_of(shard.url) is not None)
     )
 
 

@@ -51,7 +51,6 @@ _KIND = "streamload-index"
 _LOOKS_LIKE_INDEX = re.compile(rb'"kind"\s*:\s*"' + _KIND.encode() + rb'"')
 _TABLE_FILE = re.compile(r"tables-[0-9a-f]{16}\.bin")
 _NO_NAMES = ("", ".", "..")
-_IN_NO_NAME = re.compile(r"[/\\\0]")
 
 # Maximum bytes and samples of a shard, so the sums over all shards of a dataset fit into 63 bits.
 _MAX_COUNT = 1 << 48
@@ -425,13 +424,12 @@ def _from_columns(folder: str, fields: tuple[str, ...], columns: Sequence[Any]) 
     return DatasetIndex(folder, fields, tuple(map(IndexedShard._make, zip(*columns, strict=True))))
 
 
-def is_plain_name(*names: object) -> bool:
+def is_plain_name(*names: Any) -> bool:
     """Return True for file names without a folder, so that no path from an index escapes its folder."""
-    return (
-        _are(names, {str})
-        and not any(name in _NO_NAMES for name in names)
-        and _IN_NO_NAME.search("".join(map(str, names))) is None
-    )
+    if not _are(names, {str}) or not {*names}.isdisjoint(_NO_NAMES):
+        return False
+    text = "".join(names)
+    return not any(letter in text for letter in "/\\\0")
 
 
 def _entries_in(document: dict[str, Any]) -> tuple[IndexedShard, ...]:

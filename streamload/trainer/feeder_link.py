@@ -541,7 +541,9 @@ class FeederLink:
         places = named_places(portions.values())
         self._client = FeederClient(options.storages, places, workers=workers, cuda=cuda if options.workers else None)
         try:
-            # Local shards are listed here; for remote ones the feeder is started, so that no I/O library comes in here.
+            # Local shards are listed here, remote ones in the feeder, so that no I/O library comes in here.
+            if workers:
+                self._client.feeder()  # its imports take as long as a long listing
             self._listings = [self._client.list_shards(p.urls, p.index, p.sidecars) for p in portions.values()]
             self.listing = self._listings[0] if len(self._listings) == 1 else joined_listing(self._listings)
             edges = tuple(accumulate((len(listing.shards) for listing in self._listings), initial=0))
@@ -714,8 +716,8 @@ class FeederLink:
         if self._start_elsewhere is not None:
             client.close()
             return Connection(self._start_elsewhere(configure))
-        fetched = () if client.is_process_local else fetched_shards(self.listing, self.options.storages)
-        if job is not None and client.is_here and not fetched:
+        is_here = job is not None and client.is_here
+        if is_here and (client.is_process_local or not fetched_shards(self.listing, self.options.storages)):
             from streamload.trainer.in_process_feeder import InProcessChannel  # with the scheduler and the decoders
 
             connection = Connection(InProcessChannel(configure))
