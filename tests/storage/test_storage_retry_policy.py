@@ -29,27 +29,14 @@ BUSY = TransientStorageError("busy")
 SOON = Retries(RetryPolicy(tries=10, first_backoff_s=0.0))
 
 
-class Clock:
-    """Goes on by as much whenever it is told to."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def waits(error: StorageError, try_s: float = 0.0, retries: Retries | None = None) -> list[float]:
-    """The waits between tries that fail after so long each."""
-    clock, found = Clock(), []
-    attempts = (retries or Retries()).begin(URL, clock)
-    while True:
-        clock.now_s += try_s
-        wait_s = attempts.wait_s(error)
-        if wait_s is None:
-            return found
+def waits(error: StorageError) -> list[float]:
+    """The waits between tries that fail at once."""
+    now_s, found = 1000.0, list[float]()
+    attempts = Retries().begin(URL, lambda: now_s)
+    while (wait_s := attempts.wait_s(error)) is not None:
         found.append(wait_s)
-        clock.now_s += wait_s
+        now_s += wait_s
+    return found
 
 
 def test_what_may_pass_is_tried_for_two_minutes_with_growing_waits() -> None:
