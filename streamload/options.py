@@ -26,6 +26,7 @@ from streamload.fetch.budget import default_budget
 from streamload.fetch.disk_cache import bytes_in_cache, shards_folder
 from streamload.fetch.resident import Fetching
 from streamload.order.options import MAX_LANES, MAX_SAMPLES, OrderOptions
+from streamload.order.sampling import Sampling
 from streamload.ray_feeders import MOST_WORKERS, RayFeeders
 from streamload.storage.local_files import refuse_url, why_not_private
 from streamload.storage.storages import Storages
@@ -195,7 +196,7 @@ class Options:
         assert attempt.error is not None
         raise attempt.error
 
-    def pipeline(self, lanes: int) -> PipelineSettings:
+    def pipeline(self, lanes: int, sampling: Sampling | None) -> PipelineSettings:
         """Return the settings for the order and the batches."""
         return PipelineSettings(
             order=OrderOptions(
@@ -206,6 +207,7 @@ class Options:
                 batch_size=self.batch_size,
                 drop_last=self.drop_last,
                 pad=self.pad,
+                sampling=sampling,
             ),
             fields=self.field_names,
             verify=self.verify,

@@ -108,8 +108,7 @@ def check(saved: LoaderState, now: LoaderState, *, lanes: int | None) -> None:
 
     Args:
         saved: the state to resume from.
-        now: a state of the loader. The window is compared only with shuffle; of a sampler, only whether its orders are
-            for all ranks or for one.
+        now: a state of the loader. The window is compared only with shuffle; of a sampler, only whether there is one.
         lanes: the loader's argument; None accepts any number.
 
     Raises:

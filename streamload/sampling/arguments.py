@@ -124,7 +124,7 @@ class SamplerDraws:
             )
         self._sampler = sampler
         self._numbers: NDArray[np.int64] | None = None
-        self._digest: str | None = None
+        self._name = _UNDRAWN
         self._epoch = -1
         self._expected: str | None = None
 
@@ -151,45 +151,37 @@ class SamplerDraws:
         """
         if position and self._numbers is not None and self._epoch == epoch:
             return self._numbers
-        expected = self._expected if position else None
-        numbers = self._numbers_of(epoch)
-        if expected not in (None, _UNDRAWN):
-            numbers = self._replayed(numbers, epoch, str(expected))
+        expected = self._expected if position and self._expected != _UNDRAWN else None
+        for _ in range(1 if expected is None else epoch + 1):  # each draw may go on with a generator
+            if hasattr(self._sampler, "set_epoch"):
+                self._sampler.set_epoch(epoch)
+            try:
+                numbers = np.fromiter(map(operator.index, self._sampler), np.int64)
+            except TypeError as error:
+                raise TypeError(
+                    f"the sampler gave what is no number of a sample ({error}); instead of a batch sampler give its "
+                    "sampler, and batch_size"
+                ) from error
+            name = _digest("order", numbers.astype("<i8").tobytes())
+            if name == expected:
+                break
+        if expected not in (None, name):
+            raise LoaderStateError(
+                "the sampler gives another order than when the state was saved, so the rest of that epoch is not "
+                "known; give the sampler a generator with a fixed seed (torch.Generator().manual_seed(...)), or use "
+                "shuffle=True or weights= instead, which can be resumed anywhere"
+            )
         if len(numbers) and (numbers.min() < 0 or numbers.max() >= n_samples):
             wrong = numbers[(numbers < 0) | (numbers >= n_samples)][0]
             raise ValueError(f"the sampler gave {wrong}, and the dataset has the samples 0 to {n_samples - 1}")
-        self._numbers, self._epoch, self._digest, self._expected = numbers, epoch, None, None
+        self._numbers, self._epoch, self._name, self._expected = numbers, epoch, name, None
         return numbers
 
     def state(self, epoch: int) -> str:
         """Return what a state records to recognize the order."""
         if self._numbers is None or self._epoch != epoch:
             return self._expected or _UNDRAWN
-        self._digest = self._digest or _digest("order", self._numbers.astype("<i8").tobytes())
-        return self._digest
-
-    def _numbers_of(self, epoch: int) -> NDArray[np.int64]:
-        if hasattr(self._sampler, "set_epoch"):
-            self._sampler.set_epoch(epoch)
-        try:
-            return np.fromiter(map(operator.index, self._sampler), np.int64)
-        except TypeError as error:
-            raise TypeError(
-                f"the sampler gave what is no number of a sample ({error}); instead of a batch sampler give its "
-                "sampler, and batch_size"
-            ) from error
-
-    def _replayed(self, numbers: NDArray[np.int64], epoch: int, expected: str) -> NDArray[np.int64]:
-        """Return the saved order: `numbers`, or the draw of that epoch if each draw goes on with the generator."""
-        for draw in range(epoch + 1):
-            numbers = self._numbers_of(epoch) if draw else numbers
-            if _digest("order", numbers.astype("<i8").tobytes()) == expected:
-                return numbers
-        raise LoaderStateError(
-            "the sampler gives another order than when the state was saved, so the rest of that epoch is not known; "
-            "give the sampler a generator with a fixed seed (torch.Generator().manual_seed(...)), or use shuffle=True "
-            "or weights= instead, which can be resumed anywhere"
-        )
+        return self._name
 
 
 class SamplingOptions:

@@ -576,8 +576,7 @@ class FeederLink:
 
     def settings(self) -> PipelineSettings:
         """Return the settings of every epoch."""
-        settings = self.options.pipeline(self.lanes)
-        return settings._replace(order=replace(settings.order, sampling=self._sampling.sampling))
+        return self.options.pipeline(self.lanes, self._sampling.sampling)
 
     def begin(self, start: EpochStart) -> Connection:
         """Request an epoch."""
