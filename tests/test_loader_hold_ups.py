@@ -12,12 +12,18 @@ import psutil
 import pytest
 from closed_when_late import ClosedWhenLate
 from hanging import HUNG, hang_in_c, slowly
+from make_shards import write_numbers
 from matrix import exhaustive
 from processes import children
 from servers.faults import FaultServer, Script
 
 from streamload import ShardWriter, StreamLoader
+from streamload.decode.tasks import ScanTask
 from streamload.errors import LoaderClosedError
+from streamload.feeder.feeder import _doing
+from streamload.index.dataset import Dataset
+from streamload.index.listing import list_shards
+from streamload.workers.pool import WorkerActivity
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +79,7 @@ def test_a_stalled_server_is_named(folder: Path, workers: int, monkeypatch: pyte
     assert re.search(rf"the storage: a request for '{url}' from byte 0 on has taken \d.\d s, in which 0 bytes", message)
 
 
-def test_the_log_says_how_far_scans_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("streamload.feeder.feeder._SCANS_LOGGED_EVERY_S", 0.0)
-    with ShardWriter(tmp_path, max_count=1, index=False) as writer:
-        for number in range(60):
-            writer.write({"__key__": str(number), "cls": number})
-    with StreamLoader(tmp_path, 20, shuffle=True, fields=("cls",), num_workers=0) as loader:
-        assert len(list(loader)) == 3
-    assert re.search(r"scanned \d+ of 60 shards without an index", caplog.text)
+def test_the_log_says_how_far_scans_are(tmp_path: Path) -> None:
+    tables = Dataset(list_shards(write_numbers(tmp_path, [1, 1], index=False)))
+    message = _doing(WorkerActivity("worker 0", ScanTask(0, (1,)), -1, ""), tables)
+    assert re.search(r"scanning the shard '.*\.tar' \(0 of 2 shards are scanned, which .streamload", message)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -37,9 +36,6 @@ from streamload.workers.launch import Child
 from streamload.workers.pool import Pool, PoolEvents, WorkerActivity, WorkerLink
 from streamload.workers.process_pool import ProcessPool
 
-_log = logging.getLogger("streamload")
-
-_SCANS_LOGGED_EVERY_S = 30.0
 _KEPT_BYTES = 256 << 20
 _MARGIN = 1.05  # of a budget that is advised, for samples larger than the mean
 
@@ -131,7 +127,9 @@ def _doing(worker: WorkerActivity, tables: Dataset) -> str:
     if task is None:
         work = "still starting: it imports the modules that the user's functions need"
     elif not isinstance(task, RowTask):
-        work = f"scanning the shard {without_secrets(tables.url(task.shards[0]))!r}"
+        counts = tables.counts.values
+        scanned = f"{int((counts >= 0).sum()):,} of {len(counts):,} shards are scanned, which `streamload index` saves"
+        work = f"scanning the shard {without_secrets(tables.url(task.shards[0]))!r} ({scanned})"
     elif worker.row < 0:
         work = "before or after the samples of a batch, as in collating"
     else:
@@ -175,7 +173,6 @@ class Feeder:
         settings, fetching, listing = configure.settings, configure.fetching, configure.listing
         self._send = send
         self._turn_is_due = self._closed = False
-        self._scans_logged_s = monotonic()
         self.tables = Dataset(listing, fetching.storages, budget_bytes=fetching.budget_bytes)
         self.fetcher = self._make_fetcher(fetching, listing) if shards is None else None
         if self.fetcher is not None:
@@ -294,16 +291,7 @@ class Feeder:
                 self._stream.end_task(done.number, done)
             else:
                 self.scans.on_done(done)
-                self._log_scans()
         self.pump()
-
-    def _log_scans(self) -> None:
-        """Log now and then how many shards are scanned, if the trainer waits for them."""
-        if self._stream.awaited and monotonic() - self._scans_logged_s >= _SCANS_LOGGED_EVERY_S:
-            self._scans_logged_s = monotonic()
-            values = self.tables.counts.values
-            scanned = f"{int((values >= 0).sum()):,} of {len(values):,}"
-            _log.warning("scanned %s shards without an index; `streamload index` saves that", scanned)
 
     def _fail(self, error: Exception) -> None:
         """Report that nothing can go on, and do nothing more."""
