@@ -547,18 +547,15 @@ class FeederLink:
             self._listings = [self._client.list_shards(p.urls, p.index, p.sidecars) for p in portions.values()]
             self.listing = self._listings[0] if len(self._listings) == 1 else joined_listing(self._listings)
             edges = tuple(accumulate((len(listing.shards) for listing in self._listings), initial=0))
-            own = [portion.transform for portion in portions.values()]
-            has_own = any(each is not None for each in own)
-            self._own_transforms: OwnTransforms = tuple(zip(edges, own, strict=False)) if has_own else ()
+            own = tuple((edge, portion.transform) for edge, portion in zip(edges, portions.values(), strict=False))
+            self._own_transforms: OwnTransforms = own if any(each is not None for _, each in own) else ()
             read_labels = partial(self._client.call, "read_labels", self.listing, options.storages)
             sampling.resolve(edges, self._selected(), read_labels)
             self.counts = self.listing.counts
             if self.counts is not None:
                 sampling.check_counts(self.counts)
             check_fields(portions, self._listings, options)
-            known = all(listing.counts is not None for listing in self._listings)
-            names = [name for listing in self._listings for name in listing.fields]
-            warn_of_unused_decoders(options, names if known else [])
+            warn_of_unused_decoders(options, () if self.counts is None else self.listing.fields)
         except BaseException:  # after Ctrl-C too, whose traceback keeps this object
             self.close()
             raise
