@@ -20,7 +20,7 @@ from servers.faults import FaultServer, Script
 from streamload import ShardWriter, StreamLoader
 from streamload.decode.tasks import ScanTask
 from streamload.errors import LoaderClosedError
-from streamload.feeder.feeder import _doing
+from streamload.feeder.feeder import work_in_words
 from streamload.index.dataset import Dataset
 from streamload.index.listing import list_shards
 from streamload.workers.pool import WorkerActivity
@@ -81,5 +81,5 @@ def test_a_stalled_server_is_named(folder: Path, workers: int, monkeypatch: pyte
 
 def test_the_log_says_how_far_scans_are(tmp_path: Path) -> None:
     tables = Dataset(list_shards(write_numbers(tmp_path, [1, 1], index=False)))
-    message = _doing(WorkerActivity("worker 0", ScanTask(0, (1,)), -1, ""), tables)
+    message = work_in_words(WorkerActivity("worker 0", ScanTask(0, (1,)), -1, ""), tables)
     assert re.search(r"scanning the shard '.*\.tar' \(0 of 2 shards are scanned, which .streamload", message)

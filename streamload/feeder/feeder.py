@@ -122,7 +122,8 @@ class FeederMeter:
         return "scan"
 
 
-def _doing(worker: WorkerActivity, tables: Dataset) -> str:
+def work_in_words(worker: WorkerActivity, tables: Dataset) -> str:
+    """Say what a worker is doing."""
     task = worker.task
     if task is None:
         work = "still starting: it imports the modules that the user's functions need"
@@ -247,7 +248,7 @@ class Feeder:
         """Say what the next batch waits for: the oldest task, or a request; empty if nothing shows."""
         worker = await self.pool.inspect()
         if worker is not None:
-            return _doing(worker, self.tables)
+            return work_in_words(worker, self.tables)
         return "" if self.fetcher is None else _fetching(self.fetcher)
 
     def _send_ready(self, batches: list[messages.ReadyBatch], last: bool) -> None:

@@ -314,7 +314,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._meter.note_totals(message.totals, message.skipped_members, self.connection)
         if message.events and self._meter.events is not None:
             self._meter.events.extend(message.events)
-        self._link.counts = self._link.counts or message.counts
+        self._link.record_counts(message.counts)
         self.connection.batches.extend((message.start, batch) for batch in message.batches)
         if message.last:
             self.connection.batches.append((message.start, None))

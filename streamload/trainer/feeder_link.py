@@ -661,6 +661,10 @@ class FeederLink:
             self.counts = counts
         return self.counts
 
+    def record_counts(self, counts: tuple[int, ...] | None) -> None:
+        """Record the samples of each shard, if a pass has found them."""
+        self.counts = self.counts or counts
+
     def last_position(self, start: EpochStart) -> float:
         """Return the position after an epoch's last batch. Raises what `SamplingOptions.last_position` raises."""
         return self._sampling.last_position(start, self.counts, self.settings().order)
