@@ -92,16 +92,6 @@ def decode_image(data: memoryview, *, out: NDArray[np.uint8] | None = None) -> N
     return placed(read_with_pillow(data, lambda image: _converted(image, "RGB")), out)
 
 
-def check_image(data: memoryview) -> None:
-    """Raise an error if `decode_image` would refuse the image by its header; pixels are not decoded.
-
-    Raises:
-        ValueError: as `decode_image`.
-    """
-    if readable_jpeg_header(data) is None:
-        read_with_pillow(data, _check_pixels)
-
-
 def readable_jpeg_header(data: memoryview) -> JpegHeader | None:
     """Return the header of a JPEG that simplejpeg can decode; None for any other file.
 

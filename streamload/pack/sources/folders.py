@@ -222,7 +222,7 @@ def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]
     for path in paths:
         extension, inside = extension_of(path), path[len(split) :]
         name = field_named(extension) if kind_of(path) == usual else None
-        member = file_at(os.path.join(tree.root, path), name, decodable=True)
+        member = file_at(os.path.join(tree.root, path), name)
         key = unique_key(inside.removesuffix(f".{extension}"), keys)
         samples.append(SourceSample(key, (member,), numbers[inside.partition("/")[0]]))
     filled = {sample.label for sample in samples}

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from streamload.decode.array_files import npy_layout
 from streamload.images import Resize
-from streamload.images.files import check_image, image_size, read_with_pillow
+from streamload.images.files import image_size, read_with_pillow
 from streamload.images.jpeg import is_jpeg, jpeg_header
-from streamload.pack.sources.source import SourceFile, is_image
+from streamload.pack.sources.source import SourceFile, extension_of, is_image
 
 _END_OF_IMAGE = b"\xff\xd9"
 _ORIENTATION = 0x0112  # of EXIF
@@ -30,7 +30,8 @@ def load(member: SourceFile) -> bytes:
     """Return the bytes of a member. Raises ValueError, which says why it cannot be packed."""
     if member.field is None:
         missing = "it has no extension to name its field"
-        raise ValueError("it is of another kind than most files in the class folders" if member.decodable else missing)
+        is_odd = extension_of(member.path)
+        raise ValueError("it is of another kind than most files in the class folders" if is_odd else missing)
     data = member.content
     try:
         data = read_regular(member.path) if data is None else data
@@ -41,7 +42,7 @@ def load(member: SourceFile) -> bytes:
     if member.size not in (-1, len(data)):
         raise ValueError(f"it had {member.size:,} bytes when packing began, and has {len(data):,} now")
     if is_image(member.field):
-        check_image_file(data, decodable=member.decodable)
+        check_image_file(data)
     else:
         _check_content(member.field.rpartition(".")[2], data)
     return data
@@ -72,8 +73,8 @@ def _check_content(extension: str, data: bytes) -> None:
         raise ValueError(f"it is not {extension.upper()} ({exc})") from exc
 
 
-def check_image_file(data: bytes, *, decodable: bool = True) -> None:
-    """Raise ValueError for a damaged image; with `decodable`, also for one that loaders refuse. Decodes no pixels.
+def check_image_file(data: bytes) -> None:
+    """Raise ValueError for a damaged image, without decoding its pixels.
 
     A JPEG needs an end-of-image marker after the start of its scan; Pillow checks the structure of other formats.
     """
@@ -81,8 +82,7 @@ def check_image_file(data: bytes, *, decodable: bool = True) -> None:
     if not data:
         raise ValueError("it is empty")
     if is_jpeg(view):
-        if not decodable:
-            image_size(view)
+        image_size(view)
         if not data.endswith(_END_OF_IMAGE):
             header = jpeg_header(view)  # a preview before it ends with the marker, too
             if data.find(_END_OF_IMAGE, 0 if header is None else header.height_at) < 0:
@@ -91,11 +91,6 @@ def check_image_file(data: bytes, *, decodable: bool = True) -> None:
         raise ValueError("the WEBP is cut short")
     else:
         read_with_pillow(view, lambda image: image.verify(), sys.maxsize)
-    try:
-        if decodable:
-            check_image(view)
-    except ValueError as exc:
-        raise ValueError(f"loaders refuse it: {exc} (--stems or a table packs it as it is)") from exc
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,20 +105,17 @@ class Resizing:
 
     def __call__(self, field: str, data: bytes) -> tuple[str, bytes]:
         """Return the field and bytes to store, unchanged for a small image. Raises ValueError for a damaged one."""
+        import simplejpeg
+
         prefix, dot, _ = field.rpartition(".")
         view = memoryview(data)
         if min(image_size(view)) <= self.size:
             return field, data
-        pixels = Resize(self.size).from_encoded(view)
-        return f"{prefix}{dot}jpg", _encoded(_upright(pixels, data), self.quality)
-
-
-def _encoded(pixels: NDArray[np.uint8], quality: int) -> bytes:
-    import simplejpeg
-
-    is_grey = bool((pixels == pixels[..., :1]).all())
-    colours, spaces = (pixels[..., :1], ("GRAY", "Gray")) if is_grey else (pixels, ("RGB", "420"))
-    return bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(colours), quality, *spaces, fastdct=False))
+        pixels = _upright(Resize(self.size).from_encoded(view), data)
+        is_grey = bool((pixels == pixels[..., :1]).all())
+        colours, spaces = (pixels[..., :1], ("GRAY", "Gray")) if is_grey else (pixels, ("RGB", "420"))
+        encoded = simplejpeg.encode_jpeg(np.ascontiguousarray(colours), self.quality, *spaces, fastdct=False)
+        return f"{prefix}{dot}jpg", bytes(encoded)
 
 
 def _upright(pixels: NDArray[np.uint8], data: bytes) -> NDArray[np.uint8]:

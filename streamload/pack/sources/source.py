@@ -48,7 +48,6 @@ class SourceFile(NamedTuple):
     Attributes:
         path: its path, or the place of the value in its table.
         field: its field, or None if it cannot be packed.
-        decodable: also report images that loaders refuse.
         content: the value; None for a file.
         size: its size when listed; -1 for a file that cannot be read.
         mtime_ns: its modification time when listed.
@@ -57,7 +56,6 @@ class SourceFile(NamedTuple):
 
     path: str
     field: str | None
-    decodable: bool = False
     content: bytes | None = None
     size: int = -1
     mtime_ns: int = -1
@@ -65,13 +63,13 @@ class SourceFile(NamedTuple):
     row: int = 0
 
 
-def file_at(path: str, field: str | None, *, decodable: bool = False) -> SourceFile:
+def file_at(path: str, field: str | None) -> SourceFile:
     """Stat a file; an unreadable one is reported when packed."""
     try:
         status = os.stat(path)
     except OSError:
-        return SourceFile(path, field, decodable)
-    return SourceFile(path, field, decodable, None, status.st_size, status.st_mtime_ns)
+        return SourceFile(path, field)
+    return SourceFile(path, field, None, status.st_size, status.st_mtime_ns)
 
 
 class SourceSample(NamedTuple):
