@@ -108,7 +108,7 @@ def unpack_table(content: bytes, url: str) -> ShardTable:
         DatasetIndexError: the table is damaged, of another version, or inconsistent; the error names `url`.
     """
     try:
-        return _unpack(content, [0], [len(content)]).table
+        return _unpack(content, [0, len(content)]).table
     except _TableError as exc:
         raise index_error(str(exc), url, 0) from exc
 
@@ -155,16 +155,16 @@ class TableRun(NamedTuple):
         )
 
 
-def _unpack(content: bytes, starts: Sequence[int], ends: Sequence[int]) -> TableRun:
-    """Join packed tables of equal fields and flags; a single one has views of the bytes.
+def _unpack(content: bytes, edges: Sequence[int]) -> TableRun:
+    """Join packed tables between edges, of equal fields and flags; a single one has views of the bytes.
 
     Raises:
         _TableError: a table is damaged, of another version, or exceeds its shard; or the fields differ.
     """
-    start, length = np.array(starts, np.int64), np.array(ends, np.int64) - np.array(starts, np.int64)
-    if min(length) < _HEADER.size or max(ends) > len(content):
-        raise _TableError(f"a table is cut: {max(0, len(content) - starts[0])} bytes are there")
-    header = np.frombuffer(b"".join([content[at : at + _HEADER.size] for at in starts]), _HEADERS)
+    start, length = np.array(edges[:-1], np.int64), np.diff(np.array(edges, np.int64))
+    if length.min() < _HEADER.size or edges[-1] > len(content):
+        raise _TableError(f"a table is cut: {len(content)} bytes are there")
+    header = np.frombuffer(b"".join([content[at : at + _HEADER.size] for at in edges[:-1]]), _HEADERS)
     if (header["magic"] != _MAGIC).any():
         raise _TableError("there is no table")
     if (header["format"] != _FORMAT).any():
@@ -191,7 +191,7 @@ def _unpack(content: bytes, starts: Sequence[int], ends: Sequence[int]) -> Table
     text_at = field_at + 2 * members
 
     def column(dtype: np.dtype[Any], at: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[Any]:
-        if len(starts) == 1:
+        if len(start) == 1:
             return np.frombuffer(content, dtype, int(counts[0]), int(at[0])) if counts[0] else np.empty(0, dtype)
         first = at // dtype.itemsize
         whole = np.frombuffer(content, dtype, len(content) // dtype.itemsize)
@@ -227,7 +227,7 @@ def _unpack(content: bytes, starts: Sequence[int], ends: Sequence[int]) -> Table
         key_start=joined_edges("key_start", key_at, key_bytes, rising=False),
         member_crc32=column(_UINT32, crc32_at, members) if flags & _CRC32 else None,
         labels=column(_INT64, label_at, samples) if flags & _LABELS else None,
-        skipped=_described(abouts[0])[1] if len(starts) == 1 else {},
+        skipped=_described(abouts[0])[1] if len(start) == 1 else {},
     )
     return TableRun(table, starts_of(samples).tolist(), shard_bytes.tolist(), abouts)
 
@@ -284,29 +284,28 @@ class TableGroup:
 
     def unpack(self, content: bytes) -> list[tuple[TableRun, int] | DatasetIndexError]:
         """Return for each shard a run of tables and its number there, or the error of its table."""
-        starts = [entry.start - self.start for entry in self.shards]
-        ends = [start + entry.table_bytes for start, entry in zip(starts, self.shards, strict=True)]
-        view = memoryview(content)
+        edges = [*accumulate((entry.table_bytes for entry in self.shards), initial=0)]
         try:
-            for entry, start, end in zip(self.shards, starts, ends, strict=True):
-                if crc32(view[start:end]) != entry.table_crc32:
+            for entry, (start, end) in zip(self.shards, pairwise(edges), strict=True):
+                if crc32(content[start:end]) != entry.table_crc32:
                     why = "its checksum is not the one in the list of shards, so it was changed or belongs to another"
                     raise _TableError(why)
-            run = _unpack(content, starts, ends)
-            for number, entry in enumerate(self.shards):
-                samples, total_bytes = run.firsts[number + 1] - run.firsts[number], run.shard_bytes[number]
-                if samples != entry.samples or (total_bytes != entry.bytes and not compression_of(entry.name)):
+            run = _unpack(content, edges)
+            for entry, (first, after), total_bytes in zip(
+                self.shards, pairwise(run.firsts), run.shard_bytes, strict=True
+            ):
+                if after - first != entry.samples or (total_bytes != entry.bytes and not compression_of(entry.name)):
                     raise _TableError(
                         f"{INDEX_FILE} has {counted(entry.samples, 'sample')} in {entry.bytes} bytes for the shard "
-                        f"{entry.name!r}, and its table {samples} in {total_bytes}"
+                        f"{entry.name!r}, and its table {after - first} in {total_bytes}"
                     )
             return [(run, number) for number in range(len(self.shards))]
         except _TableError as exc:
             if len(self.shards) == 1:
                 return [index_error(str(exc), self.url, self.start)]
         # One is damaged, or they cannot be joined.
-        each = zip(self.shards, starts, ends, strict=True)
-        return [_group(self.url, (entry,)).unpack(content[start:end])[0] for entry, start, end in each]
+        each = zip(self.shards, pairwise(edges), strict=True)
+        return [_group(self.url, (entry,)).unpack(content[start:end])[0] for entry, (start, end) in each]
 
 
 def _group(url: str, shards: Sequence[IndexedShard]) -> TableGroup:
@@ -400,10 +399,6 @@ class DatasetIndex:
         at = bisect_right(firsts, number) - 1
         return groups[at], number - firsts[at]
 
-    def table_url(self, entry: IndexedShard) -> str:
-        """Return the url of the file with a shard's table."""
-        return f"{self.folder}/{entry.file}"
-
     @cached_property
     def _numbers(self) -> dict[str, int]:
         return {entry.name: number for number, entry in enumerate(self.shards)}
@@ -417,7 +412,7 @@ class DatasetIndex:
                 firsts.append(number)
                 file, start = entry.file, entry.start
         runs = [self.shards[first:after] for first, after in pairwise([*firsts, len(self.shards)])]
-        return firsts, [_group(self.table_url(shards[0]), shards) for shards in runs]
+        return firsts, [_group(f"{self.folder}/{shards[0].file}", shards) for shards in runs]
 
 
 def _from_columns(folder: str, fields: tuple[str, ...], columns: Sequence[Any]) -> DatasetIndex:
