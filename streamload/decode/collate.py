@@ -29,6 +29,9 @@ from streamload.decode.tasks import StoredColumn
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import ALIGNMENT_BYTES, round_up
 
+ABSENT: Any = type("Absent", (), {})()
+"""Stands for a field that a sample lacks."""
+
 _TENSOR_ITEM_BYTES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
 
 
@@ -353,7 +356,9 @@ class Rows:
         for place, column in enumerate(self.columns):
             item = column[number]
             items.append("" if alike and item is None and place in self.optional else item)
-        return tuple(items) if self.keys is None else dict(zip(self.keys, items, strict=True))
+        if self.keys is None:
+            return tuple(items)
+        return {key: item for key, item in zip(self.keys, items, strict=True) if item is not ABSENT}
 
     def as_list(self) -> list[Any]:
         """Return all rows as the user sees them."""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from streamload.decode.array_files import npy_layout
 from streamload.decode.collate import (
+    ABSENT,
     PlacedRows,
     Rows,
     are_apart,
@@ -47,9 +48,6 @@ _VIEWED_BYTES = 32 << 10
 
 # Smaller decoded arrays are copied to their batch together, which is faster.
 _COPIED_TOGETHER_BYTES = 4 << 10
-
-ABSENT: Any = type("Absent", (), {})()
-"""Stands for a field that a sample lacks."""
 
 
 class ShardReader(ABC):

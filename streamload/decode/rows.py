@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from streamload.arguments import by_field
 from streamload.decode.collate import PlacedRows, Rows
 from streamload.decode.failure import Attempt, SystemExitError, failure_here, failure_of, in_words
-from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardReader, Work, field_of
+from streamload.decode.field_reader import FieldReader, Progress, RowError, ShardReader, Work, field_of
 from streamload.decode.seeding import GlobalSeeds
 from streamload.decode.tasks import SAMPLE_NAMES, Column, Job, RowFailure, RowTable, Transform
 from streamload.errors import without_secrets
@@ -64,66 +64,44 @@ class UserFunction:
         takes_rng: it has a parameter `rng`, for a `numpy.random.Generator`.
         uses_global_generators: it may draw from `random`, `numpy.random` or torch. False for functions with `rng`,
             built-in functions of a single value, and functions whose attribute of this name is false.
-        takes_out: it can write its result to an array `out`, by the rules of `streamload.images.placing`.
-        starts_from_encoded: it decodes by itself.
+        starts_from_encoded: its first operation can decode by itself.
+        rest: the operations after the first one, if that decodes and is not the only one.
     """
 
     def __init__(self, function: Any) -> None:
         self._function = function
-        self.name = _name_of(function)
+        named = function
+        while isinstance(named, partial):
+            named = named.func
+        self.name: str = getattr(named, "__name__", None) or type(named).__name__
         # Only the first operation of a chain decodes, and other operations may be the user's.
         first, *rest = steps_of(function) or (function,)
         self._from_encoded: Callable[..., Any] | None = getattr(first, "from_encoded", None)
-        self._rest = UserFunction(Compose(rest)) if rest and self._from_encoded is not None else None
+        self.starts_from_encoded = self._from_encoded is not None
+        self.rest = UserFunction(Compose(rest)) if rest and self.starts_from_encoded else None
         self.takes_rng = takes(function, "rng")
         may_draw = not self.takes_rng and not any(function is each for each in _DRAW_NOTHING)
         self.uses_global_generators = bool(getattr(function, "uses_global_generators", may_draw))
-        self.takes_out = takes(function, "out")
-        self.starts_from_encoded = self._from_encoded is not None
+        self._takes_out = takes(function, "out")
         self._advice = _torchvision_advice(function)
 
     def __call__(self, value: Any, rng: Any, out: Any = None) -> Any:
         """Call the function for a field or sample; the result may be `out` itself.
 
         Raises:
-            TransformRaisedError: the function raised `cause`, or is a torchvision transform that cannot take arrays.
+            TypeError: the function is a torchvision transform that cannot take arrays; or any error of the function.
         """
+        if self._advice is not None and _has_only_arrays(value):
+            raise TypeError(self._advice)
         options = {"rng": rng} if self.takes_rng else {}
-        if out is not None and self.takes_out:
+        if out is not None and self._takes_out:
             options["out"] = out
-        try:
-            if self._advice is not None and _has_only_arrays(value):
-                raise TypeError(self._advice)
-            return self._function(value, **options)
-        except SystemExit as error:
-            raise TransformRaisedError(SystemExitError(error)) from error
-        except Exception as error:
-            raise TransformRaisedError(error) from error
+        return self._function(value, **options)
 
     def from_encoded(self, data: memoryview, rng: Any, out: Any = None) -> Any:
-        """Call the function for a field's encoded bytes."""
+        """Decode a field's bytes and apply the first operation; `rest` has the others."""
         assert self._from_encoded is not None
-        if self._rest is not None:
-            return self._rest(self._from_encoded(data, rng), rng, out)
-        return self._from_encoded(data, rng, out) if self.takes_out else self._from_encoded(data, rng)
-
-
-class _AwaitedFunction(UserFunction):
-    """A function of a job with coroutines, which may be the function, or the decoder before it."""
-
-    async def __call__(self, value: Any, rng: Any, out: Any = None) -> Any:
-        """Await the value if it is awaitable, call the function, and await the result likewise."""
-        from asyncio import CancelledError
-
-        result = super().__call__(await value if isawaitable(value) else value, rng, out)
-        try:
-            return await result if isawaitable(result) else result
-        except SystemExit as error:
-            raise TransformRaisedError(SystemExitError(error)) from error
-        except CancelledError as error:
-            raise TransformRaisedError(RuntimeError("a coroutine was cancelled")) from error
-        except Exception as error:
-            raise TransformRaisedError(error) from error
+        return self._from_encoded(data, rng, **({"out": out} if self._takes_out and self.rest is None else {}))
 
 
 def _is_async(function: Any) -> bool:
@@ -180,12 +158,6 @@ def _outside_of_loops(call: Callable[[], T]) -> T:
         return thread.submit(call).result()
 
 
-def _name_of(function: Any) -> str:
-    while isinstance(function, partial):
-        function = function.func
-    return getattr(function, "__name__", None) or type(function).__name__
-
-
 def _torchvision_advice(function: object) -> str | None:
     """Return advice if the first transform of a field or sample is one of torchvision's `v2` that needs tensors.
 
@@ -221,28 +193,19 @@ class Transforms(NamedTuple):
     on_sample: UserFunction | None
 
     @classmethod
-    def of(cls, transform: Transform | None, kind: type[UserFunction]) -> Transforms:
+    def of(cls, transform: Transform | None) -> Transforms:
         """Wrap the user's argument."""
         if isinstance(transform, Mapping):
-            functions = {key: kind(function) for key, function in transform.items()}
+            functions = {key: UserFunction(function) for key, function in transform.items()}
             return cls(by_field("transform", functions), None)
-        return cls({}, None if transform is None else kind(transform))
+        return cls({}, None if transform is None else UserFunction(transform))
 
 
 class _Transformed:
-    """A column that the user's functions transform.
+    """A column that the user's functions make row by row, and the seconds that this takes."""
 
-    Args:
-        column: of the field.
-        functions: by field, for each dataset.
-        values: receives the values.
-    """
-
-    def __init__(self, column: Column, functions: list[dict[str, UserFunction]], values: PlacedRows) -> None:
-        self.column = column
-        self.functions = functions
-        self.values = values
-        self.every_function = [function for by_name in functions for function in by_name.values()]
+    def __init__(self, column: Column, values: PlacedRows) -> None:
+        self.column, self.values = column, values
         self.decode_s = self.transform_s = 0.0
 
 
@@ -262,18 +225,15 @@ class RowMaker:
 
     def __init__(self, job: Job, *, in_callers_process: bool = False, one_by_one: bool = False) -> None:
         self._job = job
-        functions = [job.decode, job.transform, *(mine for _, mine in job.own_transforms)]
-        each = chain.from_iterable(some.values() if isinstance(some, Mapping) else (some,) for some in functions)
-        self._loop = EventLoop() if any(map(_is_async, each)) else None
-        kind = UserFunction if self._loop is None else _AwaitedFunction
-        general = Transforms.of(job.transform, kind)
-        own = [general if mine is None else Transforms.of(mine, kind) for _, mine in job.own_transforms]
-        self._transforms = own or [general]
+        transforms = [mine for _, mine in job.own_transforms] or [job.transform]
+        self._transforms = [Transforms.of(each) for each in transforms]
+        each = [*(some.values() if isinstance(some, Mapping) else (some,) for some in (job.decode, *transforms))]
+        self._loop = EventLoop() if any(map(_is_async, chain.from_iterable(each))) else None
         of_fields = [function for each in self._transforms for function in each.by_field.values()]
         on_samples = [each.on_sample for each in self._transforms if each.on_sample is not None]
-        self._any_on_sample = bool(on_samples)
-        self._single = one_by_one or self._any_on_sample or job.collate_fn is not None
-        self._reader = FieldReader(job, single=self._single)
+        self._on_samples = on_samples
+        self._reader = FieldReader(job, single=one_by_one or bool(on_samples) or job.collate_fn is not None)
+        self._takes_rng = any(function.takes_rng for function in of_fields + on_samples)
         may_draw = any(function.uses_global_generators for function in of_fields + on_samples)
         needed = not one_by_one and (job.collate_fn is not None or may_draw)
         self.seeds = GlobalSeeds(needed=needed, restore=in_callers_process)
@@ -310,28 +270,25 @@ class RowMaker:
         columns: list[Any] = []
         transformed: list[_Transformed] = []
         fields = self._job.fields
-        is_regular = not self._any_on_sample and (fields is not None or not work.any_missing)
+        is_regular = not self._on_samples and (fields is not None or not work.any_missing)
         places = [place for place, name in enumerate(fields or ()) if name not in SAMPLE_NAMES]
         for number, column in enumerate(work.columns):
-            functions = [
-                {name: each.by_field[name] for name in column.alternatives if name in each.by_field}
-                for each in self._transforms
-            ]
             place = number + len(SAMPLE_NAMES) if fields is None else places[number]
             of_column = blocks.get(place) if blocks and is_regular else None
-            if any(functions) or (self._loop is not None and not self._reader.is_built_in(column)):
+            has_function = any(name in each.by_field for each in self._transforms for name in column.alternatives)
+            if has_function or (self._loop is not None and not self._reader.is_built_in(column)):
                 columns.append(PlacedRows(work.count, of_column))
-                transformed.append(_Transformed(column, functions, columns[-1]))
+                transformed.append(_Transformed(column, columns[-1]))
                 continue
             started = perf_counter()
             failed = partial(self._failed, work, column)
             columns.append(self._reader.read(work, column, failed, of_column))
             work.record(f"decode_s/{column.name}", perf_counter() - started)
-        if transformed:
-            self._transform_fields(work, transformed)
         work.rows = self._as_samples(work, columns)
-        if self._any_on_sample:
-            self._transform_samples(work)
+        if transformed or self._on_samples:
+            self._transform(work, transformed)
+        elif fields is None and work.any_missing:
+            work.rows = Rows(work.count, values=work.rows.as_list())
         work.progress[0] = -1
         return work
 
@@ -340,136 +297,118 @@ class RowMaker:
         if self._loop is not None:
             self._loop.close()
 
-    def _datasets(self, work: Work) -> list[int]:
-        if len(self._transforms) == 1:
-            return [0] * work.count
-        first_shards = [first for first, _ in self._job.own_transforms]
-        return [bisect_right(first_shards, shard) - 1 for shard in work.row_shards]
-
-    def _transform_fields(self, work: Work, transformed: list[_Transformed]) -> None:
-        """Decode and transform fields row by row: the functions of a row share a generator, in order."""
-        random = work.random
-        takes_rng = any(function.takes_rng for field in transformed for function in field.every_function)
+    def _transform(self, work: Work, transformed: list[_Transformed]) -> None:
+        """Decode and transform fields, then samples, row by row: the functions of a row share a generator, in order."""
+        rows, random, loop, started = work.rows, work.random, self._loop, perf_counter()
         names = work.table.values[:, :3].tolist()
-        datasets = self._datasets(work)
-        current = transformed[0]
+        first_shards = [first for first, _ in self._job.own_transforms]
+        making: dict[int, Column | None] = {}
+        samples: list[Any] = [None] * work.count
 
-        def make(rows: Iterator[int]) -> None:
-            nonlocal current
-            for row in rows:
+        async def make(numbers: Iterable[int]) -> None:
+            for row in numbers:
+                functions = self._transforms[max(0, bisect_right(first_shards, names[row][0]) - 1)]
+                rng = random.generator(*names[row]) if self._takes_rng else None
+                if loop is not None:
+                    rng = deepcopy(rng)  # the next row's call changes it
                 self.seeds.seed(random, *names[row])
-                rng = random.generator(*names[row]) if takes_rng else None
-                for current in transformed:
-                    functions = current.functions[datasets[row]]
-                    current.values[row] = self._transformed_value(work, current, functions, row, rng)
+                for field in transformed:
+                    making[row] = field.column
+                    field.values[row] = await self._made(work, field, functions.by_field, row, rng)
+                    if loop is not None:  # other rows may have run, and drawn
+                        self.seeds.seed(random, *names[row])
+                making[row] = None
+                if self._on_samples:
+                    sample = rows.row(row)
+                    function = functions.on_sample
+                    samples[row] = sample if function is None else await self._called(function, sample, rng)
 
-        making: dict[int, _Transformed] = {}
+        self._run(work, make, lambda row, error: self._failed(work, making[row], row, error))
+        self._record(work, transformed, perf_counter() - started)
+        if self._on_samples or (rows.keys is not None and work.any_missing):
+            work.rows = Rows(work.count, values=samples if self._on_samples else rows.as_list())
 
-        async def make_row(row: int) -> None:
-            rng = deepcopy(random.generator(*names[row])) if takes_rng else None  # the next row's call changes it
-            for field in transformed:
-                making[row], functions = field, field.functions[datasets[row]]
-                self.seeds.seed(random, *names[row])
-                value = self._transformed_value(work, field, functions, row, rng)
-                if isawaitable(value):
-                    value = self._checked(await value) if functions else await value
-                field.values[row] = value
-
-        if self._loop is not None:
-            started = perf_counter()
-            self._gather(work, make_row, lambda row, error: self._failed(work, making[row].column, row, error))
-            fields = ", ".join(field.column.name for field in transformed)
-            work.record(f"transform_s/{fields}", perf_counter() - started)
-            return
-        work.each_row(make, lambda row, error: self._failed(work, current.column, row, error))
-        for field in transformed:
-            name = field.column.name
-            work.record(f"decode_s/{name}", field.decode_s)
-            work.record(f"transform_s/{name}: {_shown(field.every_function)}", field.transform_s)
-
-    def _gather(
-        self, work: Work, make: Callable[[int], Awaitable[None]], failed: Callable[[int, Exception], RowFailure]
+    def _run(
+        self,
+        work: Work,
+        make: Callable[[Iterable[int]], Coroutine[Any, Any, None]],
+        failed: Callable[[int, Exception], RowFailure],
     ) -> None:
-        """Run a coroutine for each row that has not failed, all at once; a row at which it raises fails."""
+        """Make rows one after the other, or all at once if the user's functions are coroutines."""
 
-        async def attempt_row(row: int) -> Exception | None:
+        async def attempted(row: int) -> Exception | None:
             with Attempt(exits=True) as attempt:
-                await make(row)
+                await make((row,))
             try:
                 return attempt.error
             finally:
                 attempt.error = None  # its frames refer to this one: a cycle would keep the event loop
 
-        assert self._loop is not None
+        def make_at_once(numbers: Iterator[int]) -> None:
+            with suppress(StopIteration):  # it never suspends
+                make(numbers).send(None)
+
+        if self._loop is None:
+            work.each_row(make_at_once, failed)
+            return
         work.progress[0] = -1
-        rows = [row for row in range(work.count) if row not in work.failures]
-        for row, error in zip(rows, self._loop.gather(map(attempt_row, rows)), strict=True):
+        left = [row for row in range(work.count) if row not in work.failures]
+        for row, error in zip(left, self._loop.gather(map(attempted, left)), strict=True):
             if error is not None:
                 work.failures[row] = failed(row, error)
 
-    def _transformed_value(
-        self, work: Work, field: _Transformed, functions: dict[str, UserFunction], row: int, rng: Any
+    def _record(self, work: Work, transformed: list[_Transformed], seconds: float) -> None:
+        """Record the seconds of fields' functions; the rest is the sample functions', or everything of coroutines."""
+        names = [function.name for function in self._on_samples]
+        for field in transformed:
+            column = field.column
+            of_field = (each.by_field.get(name) for each in self._transforms for name in column.alternatives)
+            functions = " or ".join(dict.fromkeys(function.name for function in of_field if function is not None))
+            if self._loop is not None:
+                names.append(f"{column.name}: {functions}".removesuffix(": "))
+                continue
+            work.record(f"decode_s/{column.name}", field.decode_s)
+            work.record(f"transform_s/{column.name}: {functions}", field.transform_s)
+            seconds -= field.decode_s + field.transform_s
+        if names:
+            work.record(f"transform_s/{' or '.join(dict.fromkeys(names))}", seconds)
+
+    async def _made(
+        self, work: Work, field: _Transformed, functions: Mapping[str, UserFunction], row: int, rng: Any
     ) -> Any:
-        column = field.column
+        """Return a field's value; suspends only for coroutines of the user."""
+        column, started = field.column, perf_counter()
         if self._reader.is_absent(column, row):
             return self._reader.absent
-        out = field.values.places[row]
-        started = perf_counter()
-        name = field_of(column, row)
+        name, out = field_of(column, row), field.values.places[row]
         decoder, kind = self._reader.decoding(name)
         data = self._reader.encoded(work, column, row, kind)
         function = functions.get(name)
         if function is not None and function.starts_from_encoded and kind is memoryview:
-            value = self._checked(function.from_encoded(memoryview(data), rng, out))
-            field.decode_s += perf_counter() - started
-            return value
-        value = decoder(data)
-        if function is None:
-            return value
+            value = function.from_encoded(memoryview(data), rng, out)
+            function = function.rest
+        else:
+            value = decoder(data)
+            if self._loop is not None and isawaitable(value):
+                value = await value
         decoded = perf_counter()
         field.decode_s += decoded - started
-        value = self._checked(function(value, rng, out))
-        field.transform_s += perf_counter() - decoded
+        if function is not None:
+            value = await self._called(function, value, rng, out)
+            field.transform_s += perf_counter() - decoded
         return value
 
-    def _checked(self, value: Any) -> Any:
-        if value is None and not self._may_be_none:
-            raise TransformRaisedError(TypeError("it returned None; is a `return` missing?"))
+    async def _called(self, function: UserFunction, value: Any, rng: Any, out: Any = None) -> Any:
+        """Return a function's result; raises TransformRaisedError."""
+        with Attempt(exits=True) as attempt:
+            value = function(value, rng, out)
+            if self._loop is not None and isawaitable(value):
+                value = await value
+            if value is None and not self._may_be_none:
+                raise TypeError("it returned None; is a `return` missing?")
+        if attempt.error is not None:
+            raise TransformRaisedError(attempt.error) from attempt.error
         return value
-
-    def _transform_samples(self, work: Work) -> None:
-        rows, random = work.rows, work.random
-        names = work.table.values[:, :3].tolist()
-        functions = [transforms.on_sample for transforms in self._transforms]
-        datasets = self._datasets(work)
-        values: list[Any] = [None] * work.count
-
-        def make(numbers: Iterator[int]) -> None:
-            for row in numbers:
-                function = functions[datasets[row]]
-                if function is None:
-                    values[row] = rows.row(row)
-                    continue
-                self.seeds.seed(random, *names[row])
-                rng = random.generator(*names[row]) if function.takes_rng else None
-                values[row] = self._checked(function(rows.row(row), rng))
-
-        async def make_row(row: int) -> None:
-            function = functions[datasets[row]]
-            if function is None:
-                values[row] = rows.row(row)
-                return
-            self.seeds.seed(random, *names[row])
-            rng = deepcopy(random.generator(*names[row])) if function.takes_rng else None
-            values[row] = self._checked(await function(rows.row(row), rng))
-
-        started = perf_counter()
-        if self._loop is None:
-            work.each_row(make, partial(self._failed, work, None))
-        else:
-            self._gather(work, make_row, partial(self._failed, work, None))
-        work.record(f"transform_s/{_shown(each for each in functions if each)}", perf_counter() - started)
-        work.rows = Rows(work.count, values=values)
 
     def _as_samples(self, work: Work, columns: list[Any]) -> Rows:
         fields = self._job.fields
@@ -479,13 +418,8 @@ class RowMaker:
             optional = frozenset(place for place, name in enumerate(fields) if name in self._job.optional_fields)
             return Rows(work.count, columns=ordered, optional=optional)
         names = (*SAMPLE_NAMES, *(column.name for column in work.columns))
-        rows = Rows(
-            work.count, columns=[*(self._sample_name(work, name) for name in SAMPLE_NAMES), *columns], keys=names
-        )
-        if not work.any_missing:
-            return rows
-        values = [{name: value for name, value in row.items() if value is not ABSENT} for row in rows.as_list()]
-        return Rows(work.count, values=values)
+        columns = [*(self._sample_name(work, name) for name in SAMPLE_NAMES), *columns]
+        return Rows(work.count, columns=columns, keys=names)
 
     def _sample_name(self, work: Work, name: str) -> list[str]:
         if name == "__key__":
@@ -534,7 +468,3 @@ class RowMaker:
             stored_in=work.row_shards[row] if where is None else int(where.shards[row]),
             missing_field=column is not None and int(column.offsets[row]) == MISSING,
         )
-
-
-def _shown(functions: Iterable[UserFunction]) -> str:
-    return " or ".join(dict.fromkeys(function.name for function in functions))

@@ -12,7 +12,7 @@ import torch
 from make_shards import write_numbers
 
 from streamload import StreamLoader
-from streamload.decode.rows import TransformRaisedError, UserFunction
+from streamload.decode.rows import UserFunction
 from streamload.errors import TransformError
 from streamload.images import Compose as OurCompose
 from streamload.images import Resize as OurResize
@@ -54,10 +54,8 @@ PASSED: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_one_that_would_do_nothing_is_refused(name: str) -> None:
     function, value = REFUSED[name]
-    with pytest.raises(TransformRaisedError) as caught:
+    with pytest.raises(TypeError, match=r"v2.Resize ignores .* begin with v2.ToImage\(\)"):
         UserFunction(function)(value, np.random.default_rng())
-    assert isinstance(caught.value.cause, TypeError)
-    assert caught.match(r"v2.Resize ignores .* begin with v2.ToImage\(\)")
 
 
 @pytest.mark.parametrize("name", PASSED)
@@ -82,5 +80,5 @@ def test_the_real_one() -> None:
 
     assert UserFunction(v2.Compose([v2.ToImage(), v2.Resize((2, 3))]))(ARRAY, None).shape == (3, 2, 3)
     for transform in (v2.Resize((2, 3)), v2.Compose([v2.Resize((2, 3))]), torch.nn.Sequential(v2.Resize((2, 3)))):
-        with pytest.raises(TransformRaisedError, match="v2.ToImage"):
+        with pytest.raises(TypeError, match="v2.ToImage"):
             UserFunction(transform)(ARRAY, None)

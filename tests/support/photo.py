@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from streamload.decode.rows import UserFunction
+
 
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
@@ -22,6 +24,13 @@ def called(operation: Any, image: Any, seed: int = 0, **options: Any) -> Any:
     if "rng" in inspect.signature(operation).parameters:
         options["rng"] = rng(seed)
     return operation(image, **options)
+
+
+def from_encoded(operation: Any, data: bytes, seed: int = 0, out: Any = None) -> Any:
+    """What an operation, or a chain of them, makes of a file."""
+    function, generator = UserFunction(operation), rng(seed)
+    value = function.from_encoded(memoryview(data), generator, out)
+    return value if function.rest is None else function.rest(value, generator, out)
 
 
 def encoded(pixels: NDArray[Any], file_format: str = "JPEG", mode: str | None = None, **options: Any) -> bytes:
