@@ -292,7 +292,7 @@ class TaskRunner:
             first, *others = rows.as_list()
             if any("missing" in pair for other in others for _, pair in _differences(first, other)):
                 raise  # torch takes the keys of the first sample, and would silently drop those of others
-            return self._write(batch, torch_collate(rows), rows.count)
+            return self._write(batch, torch_collate(rows.as_list()), rows.count)
         self._last_layout = layout
         self._slots.at_least(batch.slot, len(memory))[: len(memory)] = memory
         return self._finish(batch, layout, dump_values(layout), columns, rows.count)

@@ -13,6 +13,7 @@ import math
 import operator
 import pickle
 import sys
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
@@ -148,10 +149,16 @@ def is_plain_array(kind: type) -> bool:
     return kind in (np.ndarray, np.memmap) or issubclass(kind, np.generic)
 
 
+def _is_dense(tensor: Any) -> bool:
+    return bool(
+        tensor.layout == sys.modules["torch"].strided and tensor.device.type == "cpu" and not tensor.is_quantized
+    )
+
+
 def as_array(tensor: Any) -> tuple[NDArray[Any], str | None]:
     """View a dense CPU tensor as an array; also return its dtype's name if NumPy lacks it."""
     tensor, torch = tensor.detach(), sys.modules["torch"]
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+    if not _is_dense(tensor):
         raise TypeError(f"a batch is made of dense CPU tensors, got {tensor.layout} on {tensor.device}")
     try:
         return tensor.resolve_conj().resolve_neg().numpy(), None
@@ -223,27 +230,17 @@ def describe_batch(batch: Any) -> tuple[Layout, list[NDArray[Any]], list[list[An
 
 def _describe_whole(value: Any, builder: _Builder) -> Node:
     kind = type(value)
-    dense = _as_dense(value)
-    if dense is not None:
-        array, torch_dtype = dense
-        return builder.array(array, tensor=kind is not np.ndarray, torch_dtype=torch_dtype)
+    if kind is np.ndarray and value.dtype.kind in _TENSOR_ITEM_BYTES:
+        return builder.array(value, tensor=False)
+    if is_tensor_class(kind) and kind is sys.modules["torch"].Tensor and _is_dense(value):
+        array, torch_dtype = as_array(value)
+        return builder.array(array, torch_dtype=torch_dtype)
     if kind is dict:
         return MappingNode(kind, tuple(value), tuple(_describe_whole(item, builder) for item in value.values()))
     if kind in (list, tuple) or is_named_tuple(kind):
         return SequenceNode(kind, tuple(_describe_whole(item, builder) for item in value))
     builder.columns[0].append(value)
     return ValueLeaf(0, len(builder.columns[0]) - 1)
-
-
-def _as_dense(value: Any) -> tuple[NDArray[Any], str | None] | None:
-    kind = type(value)
-    if kind is np.ndarray:
-        return (value, None) if value.dtype.kind in _TENSOR_ITEM_BYTES else None
-    torch = sys.modules.get("torch")
-    if not is_tensor_class(kind) or torch is None or kind is not torch.Tensor:
-        return None
-    is_dense = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
-    return as_array(value) if is_dense else None
 
 
 def slot_views(layout: Layout, memory: Bytes, rows: int | None) -> list[NDArray[Any]]:
@@ -579,16 +576,11 @@ def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:
     good = [row for row in range(count) if row not in failed]
     if on_error != "replace" or not good:
         return good
-    chosen, following = [0] * count, good[0]
-    for row in range(count - 1, -1, -1):
-        if row not in failed:
-            following = row
-        chosen[row] = following
-    return chosen
+    return [good[bisect_left(good, row) % len(good)] for row in range(count)]
 
 
-def torch_collate(rows: Rows) -> Any:
-    """Collate rows without a regular layout by torch's `default_collate`; raises what that raises."""
+def torch_collate(samples: list[Any]) -> Any:
+    """Collate samples without a regular layout by torch's `default_collate`; raises what that raises."""
     from torch.utils.data import default_collate
 
-    return default_collate(rows.as_list())
+    return default_collate(samples)

@@ -137,21 +137,22 @@ class Work:
         numbers: range | None = None,
     ) -> None:
         """Run an action over the rows that have not failed; a row at which it raises fails, and it resumes after it."""
-        rows = self._rows_left(range(self.count) if numbers is None else numbers)
+        progress, failures = self.progress, self.failures
+
+        def left() -> Iterator[int]:
+            for row in range(self.count) if numbers is None else numbers:
+                if row not in failures:
+                    progress[0] = row
+                    yield row
+
+        rows = left()
         while True:
             with Attempt(exits=True) as attempt:
                 action(rows)
             if attempt.error is None:
                 return
-            row = self.progress[0]
-            self.failures[row] = failed(row, attempt.error)
-
-    def _rows_left(self, numbers: range) -> Iterator[int]:
-        progress, failures = self.progress, self.failures
-        for row in numbers:
-            if row not in failures:
-                progress[0] = row
-                yield row
+            row = progress[0]
+            failures[row] = failed(row, attempt.error)
 
 
 class FieldReader:

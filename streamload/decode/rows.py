@@ -48,14 +48,6 @@ _TAKE_ARRAYS = {"ToImage", "ToPILImage", "ToTensor", "Lambda", "Identity"}
 _CHAINS = {"Compose", "Sequential", "RandomApply", "RandomChoice", "RandomOrder"}
 
 
-class TransformRaisedError(Exception):
-    """Carries a transform's exception through the decoding code."""
-
-    def __init__(self, cause: Exception) -> None:
-        super().__init__(cause)
-        self.cause = cause
-
-
 class UserFunction:
     """A transform, and how to call it.
 
@@ -266,7 +258,7 @@ class RowMaker:
         """
         work = Work(table, shards, random, keys, [-1] if progress is None else progress)
         for row, reason in (untried or {}).items():
-            work.failures[row] = self._failed(work, None, row, RowError("SampleError", reason))
+            work.failures[row] = self._failed(work, None, False, row, RowError("SampleError", reason))
         columns: list[Any] = []
         transformed: list[_Transformed] = []
         fields = self._job.fields
@@ -281,7 +273,7 @@ class RowMaker:
                 transformed.append(_Transformed(column, columns[-1]))
                 continue
             started = perf_counter()
-            failed = partial(self._failed, work, column)
+            failed = partial(self._failed, work, column, False)
             columns.append(self._reader.read(work, column, failed, of_column))
             work.record(f"decode_s/{column.name}", perf_counter() - started)
         work.rows = self._as_samples(work, columns)
@@ -302,28 +294,39 @@ class RowMaker:
         rows, random, loop, started = work.rows, work.random, self._loop, perf_counter()
         names = work.table.values[:, :3].tolist()
         first_shards = [first for first, _ in self._job.own_transforms]
-        making: dict[int, Column | None] = {}
+        datasets = [bisect_right(first_shards, shard) - 1 for shard in work.row_shards] if first_shards else None
+        making: dict[int, tuple[Column | None, bool]] = {}  # by row, the column, and whether a transform makes it
         samples: list[Any] = [None] * work.count
 
         async def make(numbers: Iterable[int]) -> None:
             for row in numbers:
-                functions = self._transforms[max(0, bisect_right(first_shards, names[row][0]) - 1)]
+                functions = self._transforms[datasets[row] if datasets else 0]
                 rng = random.generator(*names[row]) if self._takes_rng else None
                 if loop is not None:
                     rng = deepcopy(rng)  # the next row's call changes it
                 self.seeds.seed(random, *names[row])
                 for field in transformed:
-                    making[row] = field.column
-                    field.values[row] = await self._made(work, field, functions.by_field, row, rng)
+                    making[row] = field.column, False
+                    value, function, decoded = self._decoded(work, field, functions.by_field, row, rng)
+                    if loop is not None and isawaitable(value):
+                        value = await value
+                    if function is not None:
+                        making[row] = field.column, True
+                        value = function(value, rng, field.values.places[row])
+                        value = self._checked(await value if loop is not None and isawaitable(value) else value)
+                        field.transform_s += perf_counter() - decoded
+                    field.values[row] = value
                     if loop is not None:  # other rows may have run, and drawn
                         self.seeds.seed(random, *names[row])
-                making[row] = None
+                making[row] = None, True
                 if self._on_samples:
-                    sample = rows.row(row)
-                    function = functions.on_sample
-                    samples[row] = sample if function is None else await self._called(function, sample, rng)
+                    value = rows.row(row)
+                    if functions.on_sample is not None:
+                        value = functions.on_sample(value, rng)
+                        value = self._checked(await value if loop is not None and isawaitable(value) else value)
+                    samples[row] = value
 
-        self._run(work, make, lambda row, error: self._failed(work, making[row], row, error))
+        self._run(work, make, lambda row, error: self._failed(work, *making[row], row, error))
         self._record(work, transformed, perf_counter() - started)
         if self._on_samples or (rows.keys is not None and work.any_missing):
             work.rows = Rows(work.count, values=samples if self._on_samples else rows.as_list())
@@ -373,41 +376,29 @@ class RowMaker:
         if names:
             work.record(f"transform_s/{' or '.join(dict.fromkeys(names))}", seconds)
 
-    async def _made(
+    def _decoded(
         self, work: Work, field: _Transformed, functions: Mapping[str, UserFunction], row: int, rng: Any
-    ) -> Any:
-        """Return a field's value; suspends only for coroutines of the user."""
+    ) -> tuple[Any, UserFunction | None, float]:
+        """Return a field's decoded value, the function to call with it, and the time by `perf_counter`."""
         column, started = field.column, perf_counter()
         if self._reader.is_absent(column, row):
-            return self._reader.absent
-        name, out = field_of(column, row), field.values.places[row]
+            return self._reader.absent, None, started
+        name = field_of(column, row)
         decoder, kind = self._reader.decoding(name)
         data = self._reader.encoded(work, column, row, kind)
         function = functions.get(name)
         if function is not None and function.starts_from_encoded and kind is memoryview:
-            value = function.from_encoded(memoryview(data), rng, out)
+            value = function.from_encoded(memoryview(data), rng, field.values.places[row])
             function = function.rest
         else:
             value = decoder(data)
-            if self._loop is not None and isawaitable(value):
-                value = await value
         decoded = perf_counter()
         field.decode_s += decoded - started
-        if function is not None:
-            value = await self._called(function, value, rng, out)
-            field.transform_s += perf_counter() - decoded
-        return value
+        return value, function, decoded
 
-    async def _called(self, function: UserFunction, value: Any, rng: Any, out: Any = None) -> Any:
-        """Return a function's result; raises TransformRaisedError."""
-        with Attempt(exits=True) as attempt:
-            value = function(value, rng, out)
-            if self._loop is not None and isawaitable(value):
-                value = await value
-            if value is None and not self._may_be_none:
-                raise TypeError("it returned None; is a `return` missing?")
-        if attempt.error is not None:
-            raise TransformRaisedError(attempt.error) from attempt.error
+    def _checked(self, value: Any) -> Any:
+        if value is None and not self._may_be_none:
+            raise TypeError("it returned None; is a `return` missing?")
         return value
 
     def _as_samples(self, work: Work, columns: list[Any]) -> Rows:
@@ -428,17 +419,16 @@ class RowMaker:
         urls = {shard: without_secrets(work.shards.listed(shard)[0]) for shard in dict.fromkeys(work.row_shards)}
         return [urls[shard] for shard in work.row_shards]
 
-    def _failed(self, work: Work, column: Column | None, row: int, error: Exception) -> RowFailure:
+    def _failed(self, work: Work, column: Column | None, in_transform: bool, row: int, error: Exception) -> RowFailure:
         """Return the failure of a row, in a column or as a whole; raises exits in the caller's process."""
         of_field = "" if column is None else f" of field {column.name!r}"
         cause: Exception | None = error
-        in_program = column is not None and not self._reader.is_built_in(column)
+        in_program = in_transform or (column is not None and not self._reader.is_built_in(column))
         if isinstance(error, RowError):
             kind, message, cause = error.kind, error.message, None
-        elif isinstance(error, TransformRaisedError):
-            cause, in_program = error.cause, True
-            kind, message = "TransformError", f"the transform{of_field} raised {in_words(cause)}"
-            if column is None and work.columns and isinstance(cause, TypeError | AttributeError):
+        elif in_transform:
+            kind, message = "TransformError", f"the transform{of_field} raised {in_words(error)}"
+            if column is None and work.columns and isinstance(error, TypeError | AttributeError):
                 message += (
                     f"; transform= gets the whole sample: for one field, give {{{work.columns[0].name!r}: function}}"
                 )

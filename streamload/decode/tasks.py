@@ -113,20 +113,13 @@ class RowTable:
     def __reduce__(self) -> tuple[Any, ...]:
         if len(self) < _PACKED_ROWS:
             return RowTable, (self.values, self.kinds)
-        return _unpacked, (len(self), self.kinds, [_packed(column) for column in self.values.T])
+        least = self.values.min(axis=0)
+        columns = (self.values - least).T
+        return _unpacked, (self.kinds, least, [each.astype(np.min_scalar_type(int(each.max()))) for each in columns])
 
 
-def _packed(column: NDArray[np.int64]) -> tuple[int, str, bytes]:
-    least = int(column.min())
-    narrowest = np.min_scalar_type(int(column.max()) - least)
-    return least, narrowest.str, (column - least).astype(narrowest).tobytes()
-
-
-def _unpacked(rows: int, kinds: tuple[ColumnKind, ...], columns: list[tuple[int, str, bytes]]) -> RowTable:
-    table = RowTable(np.empty((rows, len(columns)), np.int64), kinds)
-    for column, (least, narrowest, packed) in zip(table.values.T, columns, strict=True):
-        np.add(np.frombuffer(packed, narrowest), least, out=column, dtype=np.int64, casting="unsafe")
-    return table
+def _unpacked(kinds: tuple[ColumnKind, ...], least: NDArray[np.int64], columns: list[NDArray[Any]]) -> RowTable:
+    return RowTable(np.stack(columns, axis=1, dtype=np.int64, casting="unsafe") + least, kinds)
 
 
 def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
