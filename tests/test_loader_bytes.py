@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from make_shards import write_samples
 from processes import children
 from transforms import slow
 
-from streamload import ShardWriter, StreamLoader
+from streamload import StreamLoader
 
 SIZE = 300_000
 SAMPLES = 30
@@ -20,13 +21,8 @@ def payload(number: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("bytes") / "shards"
-    with ShardWriter(folder, max_count=10) as writer:
-        for number in range(SAMPLES):
-            writer.write(
-                {"__key__": f"{number:02d}", "bin": payload(number), "txt": "ü" * number * 1000, "cls": number}
-            )
-    return str(folder)
+    samples = [{"bin": payload(number), "txt": "ü" * number * 1000, "cls": number} for number in range(SAMPLES)]
+    return write_samples(tmp_path_factory.mktemp("bytes") / "shards", samples, max_count=10)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -54,21 +50,17 @@ def test_values_do_not_pass_through_the_feeder(shards: str) -> None:
 def test_values_that_grow_a_thousandfold_within_a_batch_come_back(tmp_path: Path) -> None:
     """The first row of all is small, so the parts of the first batches have too little room."""
     texts = [f"ä{number}" * (1 if number < 3 else 5_000) for number in range(32)]
-    with ShardWriter(tmp_path) as writer:
-        for number, text in enumerate(texts):
-            writer.write({"__key__": f"k{number:02d}", "txt": text, "bin": text.encode(), "cls": number})
+    write_samples(tmp_path, [{"txt": text, "bin": text.encode(), "cls": number} for number, text in enumerate(texts)])
     fields = ("__key__", "txt", "bin", "cls")
     with StreamLoader(str(tmp_path), 16, fields=fields, transform={"cls": slow}, num_workers=1) as loader:
         for _ in range(2):
             rows = [row for batch in loader for row in zip(*batch, strict=True)]
-            assert rows == [(f"k{number:02d}", text, text.encode(), number) for number, text in enumerate(texts)]
+            assert rows == [(f"{number:06d}", text, text.encode(), number) for number, text in enumerate(texts)]
 
 
 def test_one_large_first_sample_does_not_make_all_batches_large(tmp_path: Path) -> None:
     """Page-locked batches take all of their memory: 1 GB it was, for 200 samples as large as the first."""
-    with ShardWriter(tmp_path / "%06d.tar") as writer:
-        for number in range(600):
-            writer.write({"__key__": f"{number:06d}", "bin": bytes(1000 if number else 5_000_000)})
+    write_samples(tmp_path, [{"bin": bytes(1000 if number else 5_000_000)} for number in range(600)])
     mapped_bytes = 0
     with StreamLoader(str(tmp_path), 200, fields=("bin",), num_workers=1) as loader:
         for (batch,) in loader:

@@ -12,12 +12,12 @@ import psutil
 import pytest
 from closed_when_late import ClosedWhenLate
 from hanging import HUNG, hang_in_c, slowly
-from make_shards import write_numbers
+from make_shards import write_numbers, write_samples
 from matrix import exhaustive
 from processes import children
 from servers.faults import FaultServer, Script
 
-from streamload import ShardWriter, StreamLoader
+from streamload import StreamLoader
 from streamload.decode.tasks import ScanTask
 from streamload.errors import LoaderClosedError
 from streamload.feeder.feeder import work_in_words
@@ -28,11 +28,8 @@ from streamload.workers.pool import WorkerActivity
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("hold-ups") / "shards"
-    with ShardWriter(place, max_count=25) as writer:
-        for number in range(50):
-            writer.write({"__key__": f"{number:04d}", "cls": number})
-    return place
+    samples = [{"cls": number} for number in range(50)]
+    return Path(write_samples(tmp_path_factory.mktemp("hold-ups") / "shards", samples, max_count=25))
 
 
 def message_of(loader: StreamLoader, monkeypatch: pytest.MonkeyPatch, after_s: float) -> str:
@@ -45,7 +42,7 @@ def test_a_hung_function_is_named_with_its_sample_and_its_line(folder: Path, mon
     with StreamLoader(folder, 10, fields=("cls",), num_workers=2, decode={"cls": hang_in_c}) as loader:
         message = message_of(loader, monkeypatch, 3)
     assert re.search(r"no batch has come for \d+ s: worker \d \(process \d+\) is at work, decoding or tr", message)
-    assert f"shard '{folder}/shard-000000.tar', sample '{HUNG:04d}'" in message
+    assert f"shard '{folder}/shard-000000.tar', sample '{HUNG:06d}'" in message
     line = hang_in_c.__code__.co_firstlineno + 1
     assert re.search(rf'File ".*hanging.py", line ({line}|{line - 1}) in hang_in_c', message)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from make_shards import write_samples
 from servers.faults import FaultServer
 from typer.testing import CliRunner
 
@@ -39,10 +40,9 @@ def embedding(number: int) -> np.ndarray[Any, Any]:
 
 
 def write_main(place: Path, first: int = 0) -> Path:
-    with ShardWriter(place, max_count=PER_SHARD) as writer:
-        for number in range(first, first + SAMPLES):
-            writer.write({"__key__": key(number), "bin": content(number), "cls": number % 10})
-    return place
+    numbers = range(first, first + SAMPLES)
+    samples = [{"__key__": key(number), "bin": content(number), "cls": number % 10} for number in numbers]
+    return Path(write_samples(place, samples, max_count=PER_SHARD))
 
 
 def write_sidecar(place: Path, first: int = 0) -> Path:
@@ -180,8 +180,7 @@ def test_what_is_no_sidecar_is_refused_with_what_to_do(dataset: Path, tmp_path: 
     bare = shutil.copytree(dataset / "emb", tmp_path / "bare", ignore=shutil.ignore_patterns(".streamload"))
     refused(bare, DatasetIndexError, r"join=.*bare' has no index.*streamload index")
     few = tmp_path / "few"
-    with ShardWriter(few) as writer:
-        writer.write({"__key__": key(0), "emb.npy": embedding(0)})
+    write_samples(few, [{"__key__": key(0), "emb.npy": embedding(0)}])
     refused([few], ValueError, r"few' has 1 shard for 6, and none that is called 'shard-000001.tar'")
     refused(write_main(tmp_path / "same"), ValueError, r"same' has the field 'bin', which the shards have too")
     refused(dataset / "nothing", ShardNotFoundError, "no such shard or folder")
@@ -204,9 +203,7 @@ def test_samples_in_another_order_are_refused(dataset: Path, tmp_path: Path) -> 
 @pytest.mark.exhaustive
 def test_parts_of_a_sidecar_are_fetched_once_and_released(tmp_path: Path) -> None:
     for name, size in (("shards", 0), ("large", 100 << 10)):
-        with ShardWriter(tmp_path / name, max_count=100) as writer:
-            for number in range(1_000):
-                writer.write({"__key__": key(number), f"{name}.bin": bytes(size)})
+        write_samples(tmp_path / name, [{f"{name}.bin": bytes(size)}] * 1_000, max_count=100)
     options: dict[str, Any] = {"shuffle": 200, "memory_budget": "80MiB", "num_workers": 0}
     with FaultServer(tmp_path) as server:
         urls = f"{server.url}/{{}}/shard-{{{{000000..000009}}}}.tar".format

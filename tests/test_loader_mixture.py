@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from make_shards import write_samples
 from same_batches import global_batches
 
 from streamload import Mixture, Portion, ShardWriter, StreamLoader
@@ -138,8 +139,7 @@ def test_what_makes_no_sense_is_refused(folders: dict[str, str], make: Any, said
 
 
 def test_fields_must_exist_in_every_dataset_and_samples_too(folders: dict[str, str], tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "other" / "%03d.tar") as writer:
-        writer.write({"__key__": "x", "txt": "x"})
+    write_samples(tmp_path / "other", [{"txt": "x"}])
     tarfile.open(tmp_path / "none.tar", "w").close()
     with pytest.raises(ValueError, match="dataset 'other'.*'cls'"):
         StreamLoader(Mixture({"a": (folders["a"], 1), "other": (tmp_path / "other", 1)}), **OPTIONS)

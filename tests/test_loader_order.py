@@ -6,6 +6,7 @@ Whatever the workers, the storage, the compression and the index: `tests/remote/
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,8 @@ def test_no_workers_leave_the_callers_generators_alone(indexed: str) -> None:
     random.seed(3), np.random.seed(3), torch.manual_seed(3)
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     numbers(indexed, num_workers=0, fields=None, transform=lambda sample: (random.random() + np.random.rand(),))
+    with pytest.raises(SystemExit):
+        numbers(indexed, num_workers=0, transform=sys.exit)
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
 
 

@@ -16,10 +16,11 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from make_shards import write_samples
 from same_batches import assert_same
 from torch.utils.data import default_collate
 
-from streamload import ShardWriter, StreamLoader
+from streamload import StreamLoader
 from streamload.errors import CollateError, DecodeError, StreamloadError, TransformError
 from streamload.images import Compose, Resize
 
@@ -32,13 +33,6 @@ class Box(NamedTuple):
 
 
 Single = namedtuple("Single", ["only"])
-
-
-def write(folder: Path, samples: list[dict[str, Any]], per_shard: int = 1000) -> str:
-    with ShardWriter(folder / "%06d.tar", max_count=per_shard) as writer:
-        for number, sample in enumerate(samples):
-            writer.write({"__key__": f"key{number}", **sample})
-    return str(folder)
 
 
 def numbered(count: int) -> list[dict[str, Any]]:
@@ -116,7 +110,7 @@ def rows_of_batches(draw: st.DrawFn) -> list[Any]:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Four samples, which a transform replaces by others."""
-    return write(tmp_path_factory.mktemp("rows"), numbered(4))
+    return write_samples(tmp_path_factory.mktemp("rows"), numbered(4))
 
 
 def ours(source: str, values: list[Any]) -> Any:
@@ -180,7 +174,7 @@ def test_an_error_says_where_samples_differ(source: str, values: list[Any], said
 
 
 def test_the_other_byte_order_is_converted(tmp_path: Path) -> None:
-    source = write(tmp_path, [{"npy": np.arange(3, dtype=">f4")}, {"npy": np.array(5, ">i2")}])
+    source = write_samples(tmp_path, [{"npy": np.arange(3, dtype=">f4")}, {"npy": np.array(5, ">i2")}])
     with StreamLoader(source, 1, fields=("npy",), num_workers=0) as loader:
         (numbers,), (number,) = loader
     assert numbers.tolist() == [[0, 1, 2]]
@@ -190,7 +184,7 @@ def test_the_other_byte_order_is_converted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("depth", [200, 400, 900])
 def test_a_deep_nest_is_collated_or_an_error(tmp_path: Path, depth: int) -> None:
     """Data must not be able to end the process by its depth."""
-    source = write(tmp_path, [{"json": b"[" * depth + b"]" * depth}])
+    source = write_samples(tmp_path, [{"json": b"[" * depth + b"]" * depth}])
     assert isinstance(outcome_of(source, 1, fields=("json",)), list | str)
 
 
@@ -212,7 +206,7 @@ PAIRS: list[Any] = [
 
 @WORKERS
 def test_rows_of_changing_kinds_arrive_as_torch_collates_them(tmp_path: Path, workers: int) -> None:
-    source = write(tmp_path, numbered(2 * len(PAIRS)))
+    source = write_samples(tmp_path, numbered(2 * len(PAIRS)))
     found = batches_of(source, 2, workers, fields=("cls",), transform=lambda sample: PAIRS[sample[0] // 2])
     for batch, pair in zip(found, PAIRS, strict=True):
         assert_same(batch, default_collate([pair, pair]))
@@ -249,7 +243,7 @@ def test_what_a_collate_fn_returns_arrives_as_it_was(tmp_path: Path) -> None:
     masked = np.ma.masked_array([1.0, 2.0], [True, False])
     odd = [torch.eye(3).to_sparse(), masked, torch.nn.Parameter(torch.ones(2)), lambda value: 2 * value]
     results = [*RESULTS, *odd]
-    source = write(tmp_path, numbered(len(results)))
+    source = write_samples(tmp_path, numbered(len(results)))
     found = batches_of(source, 1, 1, fields=("cls",), collate_fn=lambda samples: results[samples[0][0]])
     for batch, result in zip(found, RESULTS, strict=False):
         assert_same(batch, result.resolve_conj() if isinstance(result, torch.Tensor) else result)
@@ -288,7 +282,7 @@ def test_columns_are_decoded_as_single_values(
     for number, text in enumerate(texts):
         dtype, shape, order = other if number == 3 else npy
         members.append({"cls": text, "npy": np.full(shape, number, dtype, order)})
-    folder = write(tmp_path_factory.mktemp("columns"), members, per_shard=2)
+    folder = write_samples(tmp_path_factory.mktemp("columns"), members, max_count=2)
     for field in ("cls", "npy"):
         plain, single = (
             outcome_of(folder, len(texts), fields=(field,), shuffle=True, seed=seed, on_error="skip", **options)
@@ -311,7 +305,7 @@ def outcome_of(*arguments: Any, **options: Any) -> Any:
 
 def test_functions_see_what_decoders_return(tmp_path: Path) -> None:
     seen: list[Any] = []
-    source = write(tmp_path, [{"cls": 1, "npy": np.float32(2), "txt": "a"}] * 3)
+    source = write_samples(tmp_path, [{"cls": 1, "npy": np.float32(2), "txt": "a"}] * 3)
     fields = ("cls", "npy", "txt")
     batches_of(source, 3, fields=fields, transform=lambda sample: (seen.append(sample), 0)[1])
     batches_of(source, 3, fields=fields, collate_fn=seen.extend)
@@ -323,7 +317,7 @@ def test_arrays_that_a_function_changes_are_its_own(tmp_path: Path) -> None:
         sample[0][0] += 10
         return sample
 
-    source = write(tmp_path, [{"npy": np.array([1, 2, 3])}] * 3)
+    source = write_samples(tmp_path, [{"npy": np.array([1, 2, 3])}] * 3)
     for _ in range(2):
         assert batches_of(source, 3, fields=("npy",), transform=change)[0][0].tolist() == [[11, 2, 3]] * 3
 
@@ -346,7 +340,7 @@ def test_a_function_may_return_the_same_arrays_again(
         return array if number < 20 or not shape else array[:2]
 
     options = {"fields": ("cls",), argument: {"cls": fill}, "on_error": "skip"}
-    with StreamLoader(write(tmp_path, numbered(40)), 4, num_workers=0, **options) as loader:
+    with StreamLoader(write_samples(tmp_path, numbered(40)), 4, num_workers=0, **options) as loader:
         for _ in range(2):  # in the second pass the shapes are known
             found = [row.flatten()[0].item() for (batch,) in loader for row in batch]
             assert found == [0, *range(2, 40)]
@@ -372,7 +366,7 @@ class Fill:
 @pytest.fixture(scope="module")
 def two_fields(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("fields")
-    return write(folder, [{"a.cls": number, "b.cls": number} for number in range(32)])
+    return write_samples(folder, [{"a.cls": number, "b.cls": number} for number in range(32)])
 
 
 @settings(deadline=None)
@@ -404,13 +398,13 @@ def test_the_batches_of_a_task_may_have_other_shapes(
 def test_a_transform_of_an_alternative_sees_only_samples_that_have_it(
     tmp_path: Path, transform: Any, values: list[Any]
 ) -> None:
-    source = write(tmp_path, [{"txt": "ab"}, {"cls": 7}, {"txt": "abc"}])
+    source = write_samples(tmp_path, [{"txt": "ab"}, {"cls": 7}, {"txt": "abc"}])
     ((found,),) = batches_of(source, 3, fields=("cls;txt",), transform=transform)
     assert list(found) == values
 
 
 def test_a_transform_of_a_field_is_not_called_where_a_dict_lacks_it(tmp_path: Path) -> None:
-    source = write(tmp_path, [{"cls": 1, "txt": "a"}, {"txt": "b"}])
+    source = write_samples(tmp_path, [{"cls": 1, "txt": "a"}, {"txt": "b"}])
     (found,) = batches_of(source, 2, transform={"cls": lambda value: value + 1}, collate_fn=list)
     assert [(sample.get("cls"), sample["txt"]) for sample in found] == [(2, "a"), (None, "b")]
 
@@ -435,7 +429,7 @@ def test_what_starts_from_encoded_images_gets_what_a_given_decoder_makes(tmp_pat
         def from_encoded(self, data: memoryview, rng: Any) -> Any:
             return len(data)
 
-    source = write(tmp_path, [{"png": b"12"}])
+    source = write_samples(tmp_path, [{"png": b"12"}])
     options: dict[str, Any] = {"fields": ("png",), "transform": {"png": Sized()}}
     assert batches_of(source, 1, **options)[0][0].tolist() == [2]
     assert batches_of(source, 1, decode={"png": int}, **options)[0][0].tolist() == [12]
@@ -443,17 +437,17 @@ def test_what_starts_from_encoded_images_gets_what_a_given_decoder_makes(tmp_pat
 
 @pytest.fixture
 def unlike(tmp_path: Path) -> str:
-    return write(tmp_path, [{("npy" if n % 2 else "seg.npy"): np.full(2, n), "cls": n} for n in range(6)])
+    return write_samples(tmp_path, [{("npy" if n % 2 else "seg.npy"): np.full(2, n), "cls": n} for n in range(6)])
 
 
 def test_keys_and_urls_may_stand_among_the_fields(unlike: str) -> None:
     fields = ("cls", "__key__", "npy;seg.npy", "__url__")
     labels, keys, values, urls = batches_of(unlike, 3, fields=fields)[0]
     assert labels.tolist() == [0, 1, 2]
-    assert keys == ("key0", "key1", "key2")  # a tuple, as default_collate has it
+    assert keys == ("000000", "000001", "000002")  # a tuple, as default_collate has it
     assert values.tolist() == [[0, 0], [1, 1], [2, 2]]
-    assert urls == (f"{unlike}/000000.tar",) * 3
-    assert batches_of(unlike, 6, 1, fields=("__key__",)) == [[tuple(f"key{number}" for number in range(6))]]
+    assert urls == (f"{unlike}/shard-000000.tar",) * 3
+    assert batches_of(unlike, 6, 1, fields=("__key__",)) == [[tuple(f"{number:06d}" for number in range(6))]]
 
 
 @pytest.mark.parametrize("fields", [("npy; seg.npy ", "txt ; bin?"), (".NPY;Seg.npy", ".TXT;BIN?")])
@@ -476,7 +470,7 @@ def draws_with_rng(sample: Any, rng: np.random.Generator) -> Any:
 
 
 def test_fields_of_one_sample_draw_from_one_generator_in_turn(tmp_path: Path) -> None:
-    source = write(tmp_path, [{"cls": 1, "txt": "a"}])
+    source = write_samples(tmp_path, [{"cls": 1, "txt": "a"}])
     options: dict[str, Any] = {"fields": ("cls", "txt")}
     one, other = batches_of(source, 1, transform=dict.fromkeys(("cls", "txt"), draws_with_rng), **options)[0]
     alone, _ = batches_of(source, 1, transform={"cls": draws_with_rng}, **options)[0]
@@ -484,7 +478,7 @@ def test_fields_of_one_sample_draw_from_one_generator_in_turn(tmp_path: Path) ->
 
 
 def test_functions_in_a_chain_are_seeded_as_they_are_alone(tmp_path: Path) -> None:
-    source = write(tmp_path, [{"png": np.full((9, 9, 3), number, np.uint8)} for number in range(20)])
+    source = write_samples(tmp_path, [{"png": np.full((9, 9, 3), number, np.uint8)} for number in range(20)])
 
     def drawn(transform: Any, workers: int) -> list[int]:
         batches = batches_of(source, 5, workers, fields=("png",), transform={"png": transform})
@@ -502,7 +496,7 @@ def test_functions_in_a_chain_are_seeded_as_they_are_alone(tmp_path: Path) -> No
 @pytest.mark.exhaustive
 def test_code_that_imports_torch_in_a_worker_draws_seeded_numbers(tmp_path: Path) -> None:
     """And what it has changed in place before is not changed twice."""
-    source = write(tmp_path, [{"npy": np.ones(2), **({"txt": "x"} if number % 2 else {})} for number in range(12)])
+    source = write_samples(tmp_path, [{"npy": np.ones(2)}, {"npy": np.ones(2), "txt": "x"}] * 6)
 
     def draw(sample: Any) -> Any:
         sample["npy"] += 10
@@ -533,7 +527,7 @@ def test_a_collate_fn_draws_from_the_generators_of_its_first_sample(source: str)
 @pytest.mark.parametrize("collate_fn", [None, lambda samples: default_collate(samples)])
 def test_failures_of_any_samples_leave_the_others_right(tmp_path: Path, collate_fn: Any) -> None:
     """Every set of failing samples, over two batches, with a field that is read at once and one that is transformed."""
-    source = write(tmp_path, numbered(5), per_shard=2)
+    source = write_samples(tmp_path, numbered(5), max_count=2)
     bad: set[int] = set()
 
     def unless_bad(value: int) -> int:
@@ -547,14 +541,14 @@ def test_failures_of_any_samples_leave_the_others_right(tmp_path: Path, collate_
         with StreamLoader(source, 3, num_workers=0, on_error="skip", pad=False, **options) as loader:
             rows = [(n, *row) for labels, npy in loader for n, row in zip(labels.tolist(), npy.tolist(), strict=True)]
             assert rows == [(number,) * 4 for number in range(5) if number not in bad]
-            assert [error.key for error in loader.skipped] == [f"key{number}" for number in sorted(bad)]
+            assert [error.key for error in loader.skipped] == [f"{number:06d}" for number in sorted(bad)]
 
 
 @pytest.mark.parametrize("fields", [("txt", "cls", "npy"), ("cls", "txt", "npy"), ("npy", "txt", "cls")])
 def test_the_first_field_that_fails_is_named(tmp_path: Path, fields: tuple[str, ...]) -> None:
     """And no other field of the sample is touched."""
     touched: list[bytes] = []
-    source = write(tmp_path, [{"cls": b"bad", "txt": b"\xff", "npy": b"bad"}])
+    source = write_samples(tmp_path, [{"cls": b"bad", "txt": b"\xff", "npy": b"bad"}])
     decode = {"npy": lambda data: touched.append(data) or np.zeros(1)}
     with pytest.raises(DecodeError, match=f"of field '{next(name for name in fields if name != 'npy')}'"):
         batches_of(source, 1, fields=fields, decode=decode)
@@ -583,7 +577,7 @@ def test_a_library_that_is_missing_is_fatal_in_our_decoders_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "msgpack", None)
-    source = write(tmp_path, [{"msgpack": b"\x01"}])
+    source = write_samples(tmp_path, [{"msgpack": b"\x01"}])
     with pytest.raises(DecodeError, match=r'msgpack.*pip install "streamload\[codecs\]"'):
         batches_of(source, 1, fields=("msgpack",), on_error="skip")
 
@@ -591,7 +585,7 @@ def test_a_library_that_is_missing_is_fatal_in_our_decoders_too(
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the bytes that the kernel has read")
 @pytest.mark.parametrize("options", [{"collate_fn": len}, {"decode": {"npy": len}}])
 def test_large_arrays_are_read_once_in_the_callers_process(tmp_path: Path, options: dict[str, Any]) -> None:
-    source = write(tmp_path, [{"npy": np.zeros(50_000 + number)} for number in range(16)])
+    source = write_samples(tmp_path, [{"npy": np.zeros(50_000 + number)} for number in range(16)])
 
     def bytes_read() -> int:
         return int(Path("/proc/self/io").read_text().split()[1])

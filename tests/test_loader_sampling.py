@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from make_shards import write_numbers
+from make_shards import write_numbers, write_samples
 from same_batches import global_batches
 from torch.utils.data import (
     DataLoader,
@@ -24,7 +24,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from streamload import ShardWriter, StreamLoader
+from streamload import StreamLoader
 from streamload.errors import DatasetIndexError, LoaderStateError
 
 COUNTS = [30, 1, 50, 0, 20, 39]
@@ -42,12 +42,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> str:
     """2,000 samples in 8 shards, every twentieth of label 1 and the others of label 0."""
-    folder = tmp_path_factory.mktemp("uneven") / "shards"
-    for shard in range(8):
-        with ShardWriter(folder / f"part{shard}-%06d.tar") as writer:
-            for number in range(shard * 250, (shard + 1) * 250):
-                writer.write({"__key__": f"{number:06d}", "cls": int(number % 20 == 7), "id": number})
-    return os.fspath(folder)
+    samples = [{"cls": int(number % 20 == 7), "id": number} for number in range(2000)]
+    return write_samples(tmp_path_factory.mktemp("uneven") / "shards", samples, max_count=250)
 
 
 def numbers(loader: StreamLoader) -> list[int]:
@@ -216,10 +212,10 @@ def test_weights_by_label_need_labels_and_weights_of_samples_as_many(source: str
         for _ in range(2):
             with pytest.raises(ValueError, match="5 numbers"):
                 iter(loader)
-    with ShardWriter(tmp_path / "unlabelled" / "%06d.tar") as writer:
-        writer.write({"__key__": "a", "txt": "a"})
     with pytest.raises(DatasetIndexError, match="cls"):
-        StreamLoader(os.fspath(tmp_path / "unlabelled"), 10, shuffle=True, weights="balanced", num_workers=0)
+        StreamLoader(
+            write_samples(tmp_path / "unlabelled", [{"txt": "a"}]), 10, shuffle=True, weights="balanced", num_workers=0
+        )
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from make_shards import write_samples
 from matrix import exhaustive
 from servers.faults import FaultServer
 from typer.testing import CliRunner
@@ -186,9 +187,8 @@ def test_portions_of_a_mixture(folder: Path, tmp_path: Path) -> None:
 
 
 def test_only_parts_with_selected_samples_are_fetched(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "large", max_count=30) as writer:
-        for number in range(60):
-            writer.write({"__key__": key(number), "bin": bytes([number]) * 1_000_000, "cls": number})
+    samples = [{"bin": bytes([number]) * 1_000_000, "cls": number} for number in range(60)]
+    write_samples(tmp_path / "large", samples, max_count=30)
     with FaultServer(tmp_path / "large") as server:
         urls = f"{server.url}/shard-{{000000..000001}}.tar"
         assert selected(urls, fields=("__key__", "bin"), where="label == 59", collate_fn=keys_of) == [59]
@@ -268,8 +268,7 @@ def test_a_class_that_is_not_there_is_refused_with_those_there_are(folder: Path,
 def test_columns_are_not_taken_for_those_of_shards_written_since(folder: Path, tmp_path: Path) -> None:
     newer = tmp_path / "newer"
     shutil.copytree(folder, newer)
-    with ShardWriter(newer / "more-%03d.tar") as writer:
-        writer.write({"__key__": "new", "cls": 1})
+    write_samples(newer / "more-%03d.tar", [{"__key__": "new", "cls": 1}])
     with pytest.raises(DatasetIndexError, match="'score' has no values of this shard, which is newer"):
         loader_of(newer, where="score > 1")
     assert len(selected(newer / "shard-*.tar", where="score > 1")) == len([n for n in NUMBERS if n % 7 and n > 100])
@@ -301,9 +300,7 @@ def test_on_the_command_line(folder: Path) -> None:
 
 
 def test_an_optional_number_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "some") as writer:
-        for number in range(20):
-            writer.write({"__key__": key(number), "txt": "text"} | ({"cls": number} if number % 2 else {}))
+    write_samples(tmp_path / "some", [{"txt": "text"} | ({"cls": n} if n % 2 else {}) for n in range(20)])
     with loader_of(tmp_path / "some", fields=("txt", "cls?")) as loader, pytest.raises(CollateError) as caught:
         next(iter(loader))
     message = "in ['cls']: that is None, this is int; make samples alike in transform= (None goes with strings"

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from make_shards import write_samples
 from servers.small_web_server import SmallWebServer
 from typer.testing import CliRunner
 
@@ -32,9 +33,7 @@ QUERY = "&".join(
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("web") / "set"
-    with ShardWriter(folder / "part-%06d.tar") as writer:
-        for number in range(4):
-            writer.write({"__key__": str(number), "cls": number, "png": np.full((9, 9, 3), number, np.uint8)})
+    write_samples(folder, [{"cls": number, "png": np.full((9, 9, 3), number, np.uint8)} for number in range(4)])
     return {f"/{path.relative_to(folder.parent)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

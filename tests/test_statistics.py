@@ -9,20 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from make_shards import write_samples
 from servers.faults import FaultServer
 from transforms import slow, wait_a_little
 
-from streamload import ShardWriter, StreamLoader
+from streamload import StreamLoader
 from streamload.statistics import Machine, Meter, Statistics, find_limit
 from streamload.totals import Totals
 from streamload.trace import Event, trace_json
 
 
 def shards(folder: Path) -> Path:
-    with ShardWriter(folder / "some", max_count=50) as writer:
-        for number in range(200):
-            writer.write({"__key__": f"{number:03d}", "cls": number, "bin": bytes(2000)})
-    return folder / "some"
+    samples = [{"cls": number, "bin": bytes(2000)} for number in range(200)]
+    return Path(write_samples(folder / "some", samples, max_count=50))
 
 
 def test_the_table_says_how_much_of_the_wait_was_for_the_first_batch() -> None:

@@ -7,7 +7,6 @@ import gzip
 import os
 import pickle
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from make_shards import write_numbers
+from make_shards import write_numbers, write_samples
 from matrix import exhaustive
 from preloaded import Preloaded
 from same_batches import assert_same
 from servers.faults import FaultServer
-from servers.rclone import S3Server
 from torch._utils import ExceptionWrapper
 from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Subset, WeightedRandomSampler, random_split
 
@@ -139,10 +137,10 @@ def test_labels_are_those_of_the_samples(numbers: str, plain: str, indexed: bool
 
 
 def test_labels_that_not_all_samples_have_are_refused(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "%06d.tar") as writer:
-        writer.write({"__key__": "a", "cls": 1})
-        writer.write({"__key__": "b", "txt": "no class"})
-    with TarDataset(os.fspath(tmp_path)) as dataset, pytest.raises(DatasetIndexError, match="not every sample has"):
+    with (
+        TarDataset(write_samples(tmp_path, [{"cls": 1}, {"txt": "x"}])) as dataset,
+        pytest.raises(DatasetIndexError, match="not every sample has"),
+    ):
         print(dataset.labels)
 
 
@@ -349,24 +347,18 @@ def test_a_shard_that_changed_since_is_refused(plain: str, tmp_path: Path) -> No
 # -- remote shards -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def bucket(numbers: str, plain: str, rclone_s3: S3Server) -> Iterator[S3Server]:
-    shutil.copytree(numbers, rclone_s3.folder / "by-number" / "indexed")
-    shutil.copytree(plain, rclone_s3.folder / "by-number" / "plain")
-    yield rclone_s3
-    shutil.rmtree(rclone_s3.folder / "by-number")
-
-
 @pytest.mark.exhaustive
-def test_remote_shards_are_read_also_in_forked_workers(bucket: S3Server) -> None:
-    dataset = TarDataset("s3://by-number/indexed", storage_options=bucket.options)
-    assert labels_of(dataset.__getitems__([16, 0, 5, -1, 0])) == [16, 0, 5, 16, 0]
-    assert dataset[2]["npy"].tolist() == [2, 2, 2]
-    assert dataset.labels.tolist() == list(range(TOTAL))
-    batches = DataLoader(dataset, batch_size=6, num_workers=2, multiprocessing_context="fork")
-    assert [label for batch in batches for label in batch["cls"].tolist()] == list(range(TOTAL))
-    with pytest.raises(DatasetIndexError, match="needs an index"):
-        TarDataset("s3://by-number/plain", storage_options=bucket.options)
+def test_remote_shards_are_read_also_in_forked_workers(numbers: str, plain: str) -> None:
+    with FaultServer(numbers) as server, TarDataset(server.url) as dataset:
+        assert labels_of(dataset.__getitems__([16, 0, 5, -1, 0])) == [16, 0, 5, 16, 0]
+        assert dataset[2]["npy"].tolist() == [2, 2, 2]
+        assert dataset.labels.tolist() == list(range(TOTAL))
+        batches = DataLoader(dataset, batch_size=6, num_workers=2, multiprocessing_context="fork")
+        assert [label for batch in batches for label in batch["cls"].tolist()] == list(range(TOTAL))
+    shard = "part000-000000.tar"
+    with FaultServer({shard: Path(plain, shard).read_bytes()}) as server:
+        with pytest.raises(DatasetIndexError, match="needs an index"):
+            TarDataset(f"{server.url}/{shard}")
 
 
 @pytest.mark.parametrize(

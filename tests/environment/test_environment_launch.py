@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,4 +78,11 @@ def test_processes_have_the_arguments_of_the_program(
     with child.socket.makefile("rb") as answer:
         assert answer.read() == ascii(found).encode()
     assert child.end(10.0) == "ended with status 0"
+    child.close()
+
+
+def test_how_a_process_ended_is_reported_with_its_last_words() -> None:
+    child = launch.launch("streamload.nothing")
+    os.write(child.words, b"out of luck")
+    assert child.end(10.0) == "ended with status 1\nout of luck"
     child.close()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from photo import encoded, from_encoded, photo, rng
+from photo import called, encoded, from_encoded, photo, rng
 from PIL import Image
 
 from streamload import images
@@ -258,3 +258,251 @@ def test_torchvision_agrees() -> None:
             sides = [size, size] if isinstance(size, int) else list(size)
             expected = functional.center_crop(tensor, sides).permute(1, 2, 0).numpy()
             np.testing.assert_array_equal(CenterCrop(size)(image), expected)
+
+
+# -- operations that move or convert pixels, and what every operation refuses ----------------------------------------
+
+
+def test_random_crop_reaches_every_place_and_pads_with_zeros() -> None:
+    image = np.arange(1, 13, dtype=np.uint8).reshape(3, 4, 1)
+    generator, seen = rng(), set()
+    for _ in range(300):
+        part = RandomCrop((2, 3), padding=1)(image, rng=generator)
+        assert part.shape == (2, 3, 1)
+        seen.add(part.tobytes())
+    padded = np.pad(image, ((1, 1), (1, 1), (0, 0)))
+    assert seen == {padded[y : y + 2, x : x + 3].tobytes() for y in range(4) for x in range(4)}
+    with pytest.raises(ValueError, match=r"3 x 4.*6 x 6.*padding"):
+        RandomCrop(6, padding=1)(image, rng=generator)
+
+
+def test_flip_happens_as_often_as_requested() -> None:
+    mirrored = PHOTO[:, ::-1]
+    generator = rng()
+    outcomes = [RandomHorizontalFlip(0.3)(PHOTO, rng=generator) for _ in range(400)]
+    flips = sum(np.array_equal(outcome, mirrored) for outcome in outcomes)
+    assert sum(np.array_equal(outcome, PHOTO) for outcome in outcomes) == 400 - flips
+    assert 80 < flips < 160
+    assert RandomHorizontalFlip(1.0)(PHOTO, rng=generator).flags.c_contiguous
+    np.testing.assert_array_equal(RandomHorizontalFlip(1)(PHOTO, rng=generator), mirrored)
+    np.testing.assert_array_equal(RandomHorizontalFlip(0)(PHOTO, rng=generator), PHOTO)
+
+
+def test_to_float_is_a_view_that_makes_channels_last_batches() -> None:
+    got = ToFloat()(PHOTO)
+    assert got.shape == (3, 90, 120)
+    assert got.dtype == np.float32
+    assert got.transpose(1, 2, 0).flags.c_contiguous
+    np.testing.assert_array_equal(got, (PHOTO.astype(np.float32) / np.float32(255)).transpose(2, 0, 1))
+    assert ToFloat()(PHOTO.transpose(1, 0, 2)).transpose(1, 2, 0).flags.c_contiguous
+
+
+def test_normalize_takes_floats_and_bytes() -> None:
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    floats = ToFloat()(PHOTO)
+    kept = floats.copy()
+    got = Normalize(mean, std)(floats)
+    np.testing.assert_array_equal(floats, kept)
+    expected = (PHOTO / 255 - np.array(mean)) / np.array(std)
+    np.testing.assert_allclose(got, expected.transpose(2, 0, 1), atol=1e-5)
+    np.testing.assert_array_equal(Normalize(mean, std)(PHOTO), got)
+    np.testing.assert_array_equal(Normalize(mean, std)(np.ascontiguousarray(floats)), got)
+    assert got.dtype == np.float32
+    assert got.transpose(1, 2, 0).flags.c_contiguous
+
+
+ALL: list[Any] = [RandomResizedCrop(9), Resize(9), CenterCrop(9), RandomHorizontalFlip(), RandomCrop(9), ToFloat()]
+
+
+@pytest.mark.parametrize("operation", ALL)
+def test_no_operation_changes_its_argument_or_needs_it_contiguous(operation: Any) -> None:
+    frozen = PHOTO.copy()
+    frozen.flags.writeable = False
+    strided = np.repeat(PHOTO, 2, axis=1)[:, ::2]
+    for image in (frozen, strided):
+        np.testing.assert_array_equal(called(operation, image), called(operation, PHOTO))
+
+
+@pytest.mark.parametrize("operation", [Resize((90, 120)), CenterCrop((90, 120)), CenterCrop(20), RandomCrop((90, 120))])
+def test_results_share_no_memory_with_the_argument(operation: Any) -> None:
+    assert not np.shares_memory(called(operation, PHOTO), PHOTO)
+
+
+@pytest.mark.parametrize("operation", ALL)
+def test_operations_name_what_they_were_given(operation: Any) -> None:
+    name = type(operation).__name__
+    with pytest.raises(TypeError, match=f"{name}.*float64"):
+        called(operation, PHOTO / 2)
+    with pytest.raises(TypeError, match=f"{name}.*float32"):  # as ToFloat makes it, with channels first
+        called(operation, ToFloat()(PHOTO))
+    with pytest.raises(TypeError, match=f"{name}.*list"):
+        called(operation, [1])
+    for wrong in (PHOTO[0, :, 0], PHOTO[:, :, None], PHOTO[:, :, :2], PHOTO[:0]):
+        with pytest.raises(ValueError, match=f"{name}.*height, width, channels"):
+            called(operation, wrong)
+
+
+def test_numpys_numbers_are_sizes() -> None:
+    five: Any = np.int64(5)
+    ten: Any = np.int64(10)
+    half: Any = np.float32(0.5)
+    one: Any = np.int8(1)
+    assert RandomResizedCrop((five, ten))(PHOTO, np.random.default_rng(0)).shape == (5, 10, 3)
+    assert Resize(five, max_size=ten) == Resize(5, max_size=10)
+    assert Resize(five)(PHOTO).shape == Resize(5)(PHOTO).shape
+    assert RandomCrop(five, padding=one) == RandomCrop(5, padding=1)
+    assert RandomHorizontalFlip(half) == RandomHorizontalFlip(0.5)
+
+
+def test_normalize_names_what_it_was_given() -> None:
+    with pytest.raises(TypeError, match=r"Normalize.*float64"):
+        Normalize([0.5], [0.5])(np.zeros((1, 2, 2)))  # type: ignore[arg-type]
+    number: Any = 0.5
+    with pytest.raises(TypeError, match=r"Normalize.*one for each channel, not mean=0.5"):
+        Normalize(number, number)
+    with pytest.raises(ValueError, match="Normalize has 1 channels"):
+        Normalize([0.5], [0.5])(PHOTO)
+    with pytest.raises(ValueError, match=r"Normalize.*\(3, 4\)"):
+        Normalize([0.5] * 3, [0.5] * 3)(np.zeros((3, 4), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: RandomResizedCrop(0), "size must be a positive integer.*0"),
+        (lambda: RandomResizedCrop((5, 5, 5)), "size"),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop(5, scale=(0.5, 1.5)), r"scale must be .* <= 1, not \(0.5, 1.5\)"),
+        (lambda: RandomResizedCrop(5, scale=(0.0, 1.0)), "scale"),
+        (lambda: RandomResizedCrop(5, scale=(0.9, 0.1)), "scale"),
+        (lambda: RandomResizedCrop(5, ratio=(0.0, 1.0)), "ratio must be"),
+        (lambda: RandomResizedCrop(5, ratio=(1.0, math.inf)), "ratio must be"),
+        (lambda: RandomResizedCrop(5, ratio=(math.nan, 1.0)), "ratio must be"),
+        (lambda: RandomResizedCrop(5, interpolation="cubic"), "interpolation must be one of.*'cubic'"),  # type: ignore[arg-type]
+        (lambda: Resize(-3), "size"),
+        (lambda: Resize(True), "size"),
+        (lambda: Resize((5, 6), max_size=7), "max_size"),
+        (lambda: Resize(5, max_size=5), "max_size must be an integer above"),
+        (lambda: CenterCrop("5"), "size"),  # type: ignore[arg-type]
+        (lambda: RandomCrop(5, padding=-1), "padding"),
+        (lambda: RandomHorizontalFlip(1.5), "p must be a probability"),
+        (lambda: Normalize([0.5], [0.5, 0.5]), "one for each channel"),
+        (lambda: Normalize([0.5], [0.0]), "std above 0"),
+        (lambda: Normalize([math.nan], [1.0]), "finite"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(make: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+def test_compose_refuses_what_cannot_be_called() -> None:
+    for wrong in ([5], Resize(5)):
+        with pytest.raises(TypeError, match="operations must be a list of callables"):
+            Compose(wrong)  # type: ignore[arg-type]
+
+
+# -- results written into an array that is offered -------------------------------------------------------------------
+
+LARGE_NOISE = np.random.default_rng(3).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+OPERATIONS: list[Any] = [
+    RandomResizedCrop(40),
+    RandomResizedCrop(40, interpolation="bicubic"),
+    Resize((30, 50)),
+    Resize((90, 120)),
+    Resize(200),
+    CenterCrop(60),
+    CenterCrop(130),
+    RandomCrop(33, padding=2),
+    RandomHorizontalFlip(0.0),
+    RandomHorizontalFlip(1.0),
+    ToFloat(),
+    Normalize(MEAN, STD),
+    Compose([Resize(50), RandomHorizontalFlip(1.0)]),
+    Compose([RandomResizedCrop(40), Compose([ToFloat(), Normalize(MEAN, STD)])]),
+    Compose([ToFloat(), Normalize(MEAN, STD)]),
+]
+
+
+def like(expected: NDArray[Any], layout: str) -> NDArray[Any]:
+    """An array for results as `expected`, zero, in a memory layout."""
+    if layout == "row of a batch":
+        batch = np.zeros((4, *expected.transpose(np.argsort(expected.strides)[::-1]).shape), expected.dtype)
+        return batch[2].transpose(np.argsort(np.argsort(expected.strides)[::-1]))
+    if layout == "contiguous":
+        return np.zeros(expected.shape, expected.dtype)
+    return np.zeros((*expected.shape[:2], 2 * expected.shape[2]), expected.dtype)[:, ::-1, ::2]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("layout", ["row of a batch", "contiguous", "strided"])
+def test_what_fits_is_written_to_and_returned(operation: Any, layout: str) -> None:
+    assert operation.writes_into_out is True
+    expected = called(operation, LARGE_NOISE)
+    out = like(expected, layout)
+    kept = LARGE_NOISE.copy()
+    assert called(operation, LARGE_NOISE, out=out) is out
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(LARGE_NOISE, kept)
+    if layout == "row of a batch":
+        assert out.base is not None
+        assert not out.base[1].any()
+        assert not out.base[3].any()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_does_not_fit_is_left_alone(operation: Any) -> None:
+    expected = called(operation, LARGE_NOISE)
+    read_only = np.zeros_like(expected)
+    read_only.flags.writeable = False
+    wrong: list[Any] = [
+        np.zeros((*expected.shape[:2], expected.shape[2] + 1), expected.dtype),
+        np.zeros(expected.shape, np.int16),
+        np.zeros(expected.shape[:2], expected.dtype),
+        read_only,
+        None,
+    ]
+    for out in wrong:
+        got = called(operation, LARGE_NOISE, out=out)
+        assert got is not out
+        np.testing.assert_array_equal(got, expected)
+        assert out is None or not out.any()
+
+
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG"])
+@pytest.mark.parametrize("size", [40, 80, (20, 30)])
+def test_from_the_encoded_file_too(file_format: str, size: Any) -> None:
+    data = encoded(LARGE_NOISE, file_format)
+    operations: list[Any] = [
+        RandomResizedCrop(size),
+        Resize(size),
+        Compose([RandomResizedCrop(size)]),
+        Compose([RandomResizedCrop(size), RandomHorizontalFlip(), ToFloat(), Normalize(MEAN, STD)]),
+    ]
+    for operation in operations:
+        expected = from_encoded(operation, data)
+        out = np.zeros_like(expected)
+        assert from_encoded(operation, data, out=out) is out
+        np.testing.assert_array_equal(out, expected)
+        wrong = np.zeros((7, 7, 3), expected.dtype)
+        np.testing.assert_array_equal(from_encoded(operation, data, out=wrong), expected)
+        assert not wrong.any()
+
+
+def test_float_and_normalize_in_one_pass_have_the_bits_of_two() -> None:
+    shades = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, axis=2)
+    two = Normalize(MEAN, STD)(ToFloat()(shades).copy())
+    chain = Compose([ToFloat(), Normalize(MEAN, STD)])
+    np.testing.assert_array_equal(chain(shades), two)
+    np.testing.assert_array_equal(Normalize(MEAN, STD)(shades), two)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(chain))(shades), two)
+    np.testing.assert_array_equal(
+        Normalize(MEAN, STD)(shades.transpose(1, 0, 2)[::-1, ::-1]), two.transpose(0, 2, 1)[:, ::-1, ::-1]
+    )
+    with pytest.raises(TypeError, match="ToFloat.*float32"):
+        chain(two)
+    with pytest.raises(ValueError, match="ToFloat.*height, width, channels"):
+        chain(shades[:, 0, 0])
+    with pytest.raises(ValueError, match=r"3 channels.*got \(1, 16, 16\)"):
+        chain(shades[:, :, 0])

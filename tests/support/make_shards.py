@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from indexed_shards import write_index
@@ -35,4 +36,12 @@ def write_numbers(folder: Path, counts: Sequence[int], *, index: bool = True, wi
         tables += writer.tables
     if index:  # once: for each shard it would be written anew
         write_index(os.fspath(folder / INDEX_FOLDER), tables)
+    return os.fspath(folder)
+
+
+def write_samples(folder: Path | str, samples: Iterable[Mapping[str, Any]], **options: Any) -> str:
+    """Write samples, with their numbers as the keys of those that have none; return the folder."""
+    with ShardWriter(folder, **options) as writer:
+        for number, sample in enumerate(samples):
+            writer.write({"__key__": f"{number:06d}", **sample})
     return os.fspath(folder)
