@@ -50,8 +50,7 @@ _LONGEST_STRING = 256
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-# Called with numbers of finished shards (or samples) and of bytes.
-Report = Callable[[int, int], None]
+OnBytes = Callable[[int], None]
 
 
 class _StoppedError(Exception):
@@ -60,7 +59,7 @@ class _StoppedError(Exception):
 
 @contextmanager
 def each(
-    function: Callable[[_Item, Report], _Result],
+    function: Callable[[_Item, OnBytes], _Result],
     items: Sequence[_Item],
     workers: int | None = None,
     pool: Pool | None = None,
@@ -73,43 +72,43 @@ def each(
     stopped, counting = Event(), Lock()
     with Progress(label, len(items), "shards") if label else nullcontext() as progress:
 
-        def report(shards: int, count_bytes: int) -> None:
+        def advance(count_bytes: int, shards: int = 0) -> None:
             if stopped.is_set():
                 raise _StoppedError
             if progress is not None:
                 with counting:
                     progress.advance(shards, count_bytes)
 
-        def advancing(results: Iterator[_Result]) -> Iterator[_Result]:
+        def counted_in(results: Iterator[_Result]) -> Iterator[_Result]:
             for result in results:
-                report(1, 0)
+                advance(0, shards=1)
                 yield result
 
         if pool is not None:
-            yield advancing(pool(partial(function, item, lambda *_: None) for item in items))
+            yield counted_in(pool(partial(function, item, lambda _: None) for item in items))
             return
         with ThreadPoolExecutor(workers or available_processors(), "streamload-reading") as threads:
             try:
-                yield threads.map(function, items, [report] * len(items))
+                yield counted_in(threads.map(function, items, [advance] * len(items)))
             finally:
                 stopped.set()
                 threads.shutdown(cancel_futures=True)
 
 
-def read_whole(url: str, report: Report, *, storages: Storages, **options: Any) -> ReadShard:
+def read_whole(url: str, on_bytes: OnBytes, *, storages: Storages, **options: Any) -> ReadShard:
     """Read one shard on a thread or a node, with the options and errors of `read_shard`."""
 
     async def stream() -> ReadShard:
         own = storages.copy()  # connections belong to the loop that opened them
         try:
-            return await read_shard(own.for_url(url), url, on_bytes=partial(report, 0), **options)
+            return await read_shard(own.for_url(url), url, on_bytes=on_bytes, **options)
         finally:
             await own.aclose()
 
     local = scan_local(storages.for_url(url), url, **options)
-    result = asyncio.run(stream()) if local is None else local
-    report(1, 0 if local is None else local.bytes)
-    return result
+    if local is not None:
+        on_bytes(local.bytes)
+    return asyncio.run(stream()) if local is None else local
 
 
 def tables(
@@ -122,13 +121,12 @@ def tables(
     """
     dataset, finding = Dataset(listing, storages), Lock()
 
-    def read(number: int, report: Report) -> tuple[int, ShardTable]:
+    def read(number: int, on_bytes: OnBytes) -> tuple[int, ShardTable]:
         with finding:
             table = dataset.find(number)
         if table is None:
-            result = read_whole(dataset.url(number), report, storages=storages, labels=labels)
+            result = read_whole(dataset.url(number), on_bytes, storages=storages, labels=labels)
             return result.bytes, result.table
-        report(1, 0)
         return listing.shard(number).bytes, table
 
     return each(read, range(len(listing.shards)), workers, label=label)
@@ -421,7 +419,7 @@ def verify_command(
     if decode and whole:
         with Progress("decoding", counts["samples"], "samples") as progress:
             workers = workers or available_processors()
-            report_faults(_undecodable(whole, progress.advance, workers, index, options or None))
+            report_faults(_undecodable(whole, progress, workers, index, options or None))
     shards, unchecked = counted(len(urls), "shard"), counts["unchecked"]
     if as_document:
         document = {"shards": len(urls), "samples": counts["samples"], "shards_without_checksums": unchecked}
@@ -435,9 +433,9 @@ def verify_command(
         raise typer.Exit(command.FAILED)
 
 
-def _read_or_error(url: str, report: Report, *, storages: Storages) -> ReadShard | StreamloadError:
+def _read_or_error(url: str, on_bytes: OnBytes, *, storages: Storages) -> ReadShard | StreamloadError:
     try:
-        return read_whole(url, report, storages=storages, every_byte=True)
+        return read_whole(url, on_bytes, storages=storages, every_byte=True)
     except StreamloadError as exc:
         return exc
 
@@ -469,7 +467,7 @@ def _faults(number: int, read: ReadShard, known: Dataset, finder: ShardFinder) -
 
 def _undecodable(
     urls: Sequence[str],
-    advance: Report,
+    progress: Progress,
     num_workers: int,
     index: str | None,
     storage_options: dict[str, Any] | None,
@@ -490,12 +488,12 @@ def _undecodable(
     ) as loader:
         try:
             for batch in loader:
-                advance(len(batch), 0)
+                progress.advance(len(batch), 0)
         except SampleError as error:
             if error.__cause__ not in loader.skipped:  # it is, where every sample was left out
                 errors.append(error)
         skipped = loader.statistics().skipped_samples
-        advance(skipped, 0)
+        progress.advance(skipped, 0)
         errors += loader.skipped
         if more := skipped - len(loader.skipped):
             errors.append(SampleError(f"{counted(more, 'more sample')} cannot be decoded; repair these first"))

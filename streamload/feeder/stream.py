@@ -263,9 +263,9 @@ class Lookahead:
             return True
         if not isinstance(attempt.error, StreamloadError) or len(block.ends) == 1:
             raise attempt.error
-        first, second = block.halves()
+        middle, end = len(block.ends) // 2, len(block.ends)
         self._blocks.popleft()
-        self._blocks.extendleft([(second, finished), (first, [])])
+        self._blocks.extendleft([(block.batches(middle, end), finished), (block.batches(0, middle), [])])
         return True
 
     # -- what the epoch holds --------------------------------------------------------------------------------------

@@ -52,16 +52,12 @@ class RowBlock:
     ends: IntArray
     repeat: IntArray | None = None
 
-    def halves(self) -> tuple[RowBlock, RowBlock]:
-        """Split a block of at least two batches in the middle."""
-        middle = len(self.ends) // 2
-        row = int(self.batch_edges[middle])
-        edges = self.batch_edges[: middle + 1], self.batch_edges[middle:] - row
-        repeats = (None, None) if self.repeat is None else (self.repeat[:row], self.repeat[row:])
-        return (
-            RowBlock(edges[0], self.shard[:row], self.sample[:row], self.ends[:middle], repeats[0]),
-            RowBlock(edges[1], self.shard[row:], self.sample[row:], self.ends[middle:], repeats[1]),
-        )
+    def batches(self, start: int, end: int) -> RowBlock:
+        """Return some of the batches."""
+        edges = self.batch_edges[start : end + 1]
+        rows = slice(int(edges[0]), int(edges[-1]))
+        repeat = None if self.repeat is None else self.repeat[rows]
+        return RowBlock(edges - edges[0], self.shard[rows], self.sample[rows], self.ends[start:end], repeat)
 
 
 class EpochPlan:

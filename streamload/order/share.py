@@ -50,9 +50,6 @@ def slices_of_full_batches(
         return np.empty(0, np.int64), np.empty(0, np.int64)
     rows = np.arange(slice_of_batch.start, slice_of_batch.stop, dtype=np.int64)[np.newaxis, :]
     share, extra = divmod(global_batch, n_lanes)
-    if n_lanes == 1:
-        numbers = starts[:, np.newaxis] + rows
-        return np.zeros(numbers.size, np.int64), numbers.ravel()
     if extra == 0 and len(starts) > 1:
         lanes, numbers = slices_of_full_batches(starts[:1], n_lanes, slice_of_batch, global_batch)
         rounds = (starts - starts[0]) // n_lanes

@@ -10,7 +10,7 @@ from image_folders import image_bytes, run
 
 from streamload import ShardWriter
 from streamload.cli import main
-from streamload.cli.shards import Report, each
+from streamload.cli.shards import OnBytes, each
 
 
 @pytest.fixture
@@ -38,10 +38,10 @@ def test_no_more_shards_are_read_when_a_command_ends_early() -> None:
     """As in `streamload verify shards | head -1`."""
     read = []
 
-    def read_slowly(number: int, report: Report) -> None:
+    def read_slowly(number: int, on_bytes: OnBytes) -> None:
         read.append(number)
         time.sleep(0.01)
-        report(1, 0)
+        on_bytes(0)
 
     with pytest.raises(BrokenPipeError), each(read_slowly, range(1000), workers=2) as results:
         next(results)
