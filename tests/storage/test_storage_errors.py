@@ -8,8 +8,8 @@ from email.utils import formatdate
 
 import pytest
 from matrix import exhaustive
-from scripted_server import CONTENT, ScriptedServer
 from servers.faults import FaultServer
+from servers.scripted_server import CONTENT, ScriptedServer
 from through_fsspec import through_fsspec
 
 from streamload.errors import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scripted_server import CONTENT, ScriptedServer
+from servers.scripted_server import CONTENT, ScriptedServer
 from test_storage_errors import storages_of
 
 from streamload.errors import StorageError, TransientStorageError
