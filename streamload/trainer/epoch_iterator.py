@@ -264,9 +264,11 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             raise SampleError(f"every one of {counted(skipped, 'sample')} has failed; the {which}: {shown}") from shown
 
     def _go_on_elsewhere(self) -> None:
-        """Request the rest of the epoch, from the loop's position, from a new feeder."""
+        """Request the rest of the epoch from a new feeder; batches before the first good one are not made again."""
+        owed = tuple(self._owed) if self._last_good is None else ()
         self._drop_ungiven()
-        self._start = replace(self._start, position=self._cursor.position)
+        self._owed.extend(owed)
+        self._start = replace(self._start, position=owed[-1] if owed else self._cursor.position)
         self.connection = self._link.begin(self._start)
 
     def _drop_ungiven(self) -> None:
@@ -281,6 +283,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         """Iterate over another epoch, to which the cursor was set, instead of this unused one."""
         self.connection.abandon(self._start.number)
         self._start = start
+        self._drop_ungiven()
         self._go_on_elsewhere()
 
     def _receive(self) -> Any:

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +112,32 @@ def test_asynchronously_in_the_order_of_a_sampler(source: str) -> None:
         return got
 
     assert asyncio.run(loop()) == expected
+
+
+def test_failed_samples_are_noted_once(source: str, tmp_path: Path) -> None:
+    """All samples of the first batches fail, and the feeder dies before there is a batch in their place."""
+    killed = tmp_path / "killed"
+
+    def fail_and_kill(value: int) -> int:
+        time.sleep(0.005 if value < 50 else 0)  # so that each batch is a task
+        if value < 30:
+            raise ValueError("not this one")
+        if value == 35 and not killed.exists():
+            killed.touch()
+            time.sleep(0.3)
+            os.kill(os.getppid(), signal.SIGKILL)
+        return value
+
+    def look(workers: int) -> tuple[list[list[int]], list[str | None]]:
+        options = {"shuffle": False, "on_error": "skip", "transform": {"cls": fail_and_kill}, "num_workers": workers}
+        with loader_of(source, **options) as loader:
+            batches = [batch[0].tolist() for batch in loader]
+            assert loader.statistics().skipped_samples == 30
+            return batches, [error.key for error in loader.skipped]
+
+    found = look(1)
+    assert killed.exists()
+    assert found == look(0)
 
 
 @pytest.mark.exhaustive
