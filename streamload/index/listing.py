@@ -370,7 +370,7 @@ class ShardFinder:
         """Return the shards of `urls`, in order; raise as `list_shards`."""
         matches = self.matches(urls)
         looked_up = self._look_up([match.url for match in matches if match.bytes == UNKNOWN_BYTES])
-        return [looked_up.get(match.url, match) for match in matches]
+        return [looked_up.get(match.url, match) for match in matches] if looked_up else matches
 
     def matches(self, urls: Urls) -> list[ShardInfo]:
         """Return the shards of `urls`, with `UNKNOWN_BYTES` those to look up one by one."""
