@@ -55,7 +55,6 @@ from streamload.memory.mapped import map_memory
 from streamload.memory.slots import MappedSlots
 from streamload.order.randomness import SampleRandomness
 from streamload.tar.scan import scan_file, scan_piece
-from streamload.tar.table import MISSING
 
 _IMAGES = re.compile(r"uint8\[\d+, \d+, 3] uint8\[\d+, \d+, 3]$")
 _RESIZE = " (images with streamload.images.Resize((224, 224)), say)"
@@ -332,14 +331,4 @@ def _scanned(task: ScanTask, shard: int, shards: OpenShards) -> ScannedShard:
 
 def _batch_failure(task: RowTask, task_row: int, message: str, *, cause: Failure | None = None) -> RowFailure:
     shard, sample = task.table.values[task_row, :2].tolist()
-    return RowFailure(
-        kind="CollateError",
-        message=message,
-        field=None,
-        fatal=True,
-        cause=cause,
-        shard=shard,
-        sample=sample,
-        offset=MISSING,
-        stored_in=shard,
-    )
+    return RowFailure("CollateError", message, fatal=True, shard=shard, sample=sample, stored_in=shard, cause=cause)

@@ -71,12 +71,11 @@ class ShardReader(ABC):
         target[: len(data)] = data
         return len(data)
 
+    @abstractmethod
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
         """Return bytes that hold many fields, and the offset of each; None to read them one by one."""
-        del shard, offsets, sizes
-        return None
 
 
 Progress = memoryview | list[int]
@@ -181,10 +180,8 @@ class FieldReader:
         decoding = self._decodings.get(name)
         if decoding is None:
             kind: type[Encoded] = bytes
-            if decodes_as_built_in(name, self._job.decode) and is_image(name):
-                kind = memoryview
-            elif decodes_as_built_in(name, self._job.decode) and is_array(name):
-                kind = bytearray
+            if decodes_as_built_in(name, self._job.decode):
+                kind = memoryview if is_image(name) else bytearray if is_array(name) else kind
             decoding = decoder_for(name, self._job.decode), kind
             self._decodings[name] = decoding
         return decoding

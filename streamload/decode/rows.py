@@ -96,10 +96,6 @@ class UserFunction:
         return self._from_encoded(data, rng, **({"out": out} if self._takes_out and self.rest is None else {}))
 
 
-def _is_async(function: Any) -> bool:
-    return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
-
-
 class EventLoop:
     """Run coroutines of user functions, always in one event loop, so that what they open in it can be kept.
 
@@ -219,8 +215,9 @@ class RowMaker:
         self._job = job
         transforms = [mine for _, mine in job.own_transforms] or [job.transform]
         self._transforms = [Transforms.of(each) for each in transforms]
-        each = [*(some.values() if isinstance(some, Mapping) else (some,) for some in (job.decode, *transforms))]
-        self._loop = EventLoop() if any(map(_is_async, chain.from_iterable(each))) else None
+        given = [some.values() if isinstance(some, Mapping) else (some,) for some in (job.decode, *transforms)]
+        calls = [call for each in chain.from_iterable(given) for call in (each, type(each).__call__)]
+        self._loop = EventLoop() if any(map(iscoroutinefunction, calls)) else None
         of_fields = [function for each in self._transforms for function in each.by_field.values()]
         on_samples = [each.on_sample for each in self._transforms if each.on_sample is not None]
         self._on_samples = on_samples

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from streamload.order.shard_counts import distinct
 from streamload.tar.extensions import Decode
 from streamload.tar.scan import ScannedPiece
-from streamload.tar.table import ShardTable
+from streamload.tar.table import MISSING, ShardTable
 
 # Longer tables are packed for sending: a message larger than the socket's buffer blocks the sender until the worker is
 # idle and reads it.
@@ -113,13 +113,16 @@ class RowTable:
     def __reduce__(self) -> tuple[Any, ...]:
         if len(self) < _PACKED_ROWS:
             return RowTable, (self.values, self.kinds)
-        least = self.values.min(axis=0)
-        columns = (self.values - least).T
+        columns = np.ascontiguousarray(self.values.T)
+        least = columns.min(axis=1, keepdims=True)
+        columns -= least
         return _unpacked, (self.kinds, least, [each.astype(np.min_scalar_type(int(each.max()))) for each in columns])
 
 
 def _unpacked(kinds: tuple[ColumnKind, ...], least: NDArray[np.int64], columns: list[NDArray[Any]]) -> RowTable:
-    return RowTable(np.stack(columns, axis=1, dtype=np.int64, casting="unsafe") + least, kinds)
+    values = np.stack(columns, dtype=np.int64, casting="unsafe")
+    values += least
+    return RowTable(values.T, kinds)
 
 
 def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
@@ -295,13 +298,13 @@ class RowFailure(NamedTuple):
 
     kind: str
     message: str
-    field: str | None
     fatal: bool
-    cause: Failure | None
     shard: int
     sample: int
-    offset: int
     stored_in: int
+    field: str | None = None
+    cause: Failure | None = None
+    offset: int = MISSING
     missing_field: bool = False
 
 

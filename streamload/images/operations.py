@@ -270,8 +270,7 @@ def _resample(
     if image.dtype != np.uint8:
         return placed(_resampled_numbers(part, size, interpolation), out)
     shape = (*size, *image.shape[2:])
-    if part.ndim == 2:
-        part = part[:, :, None]
+    part = part.reshape(*part.shape[:2], -1)
     is_within = part.shape[0] <= _LARGEST_SCALE * size[0] and part.shape[1] <= _LARGEST_SCALE * size[1]
     if interpolation == "bilinear" and part.shape[:2] == (box.height, box.width) and is_within:
         return resize_bilinear(part, shape, out)
@@ -454,18 +453,17 @@ class Normalize(_Operation):
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(image, torch.Tensor):
             return _as_tensor(self(image.numpy(), out), out)
-        values: Any = image
-        if not isinstance(values, np.ndarray) or values.dtype not in (np.float32, np.uint8):
-            got = getattr(values, "dtype", type(values).__name__)
+        if not isinstance(image, np.ndarray) or image.dtype not in (np.float32, np.uint8):
+            got = getattr(image, "dtype", type(image).__name__)
             raise TypeError(f"Normalize takes float32 (channels, height, width) or uint8 images, got {got}")
-        is_bytes = values.dtype == np.uint8
+        is_bytes = image.dtype == np.uint8
         if is_bytes:
-            values = _pixels("ToFloat", values).transpose(2, 0, 1)
-        if values.ndim != 3 or values.shape[0] != len(self.mean):
+            image = _pixels("ToFloat", image).transpose(2, 0, 1)
+        if image.ndim != 3 or image.shape[0] != len(self.mean):
             raise ValueError(
-                f"Normalize has {len(self.mean)} channels and takes (channels, height, width), got {values.shape}"
+                f"Normalize has {len(self.mean)} channels and takes (channels, height, width), got {image.shape}"
             )
-        pixels = values.transpose(1, 2, 0)
+        pixels = image.transpose(1, 2, 0)
         target = _target(pixels.shape, out)
         if is_bytes:
             opencv().LUT(pixels, _normalized_bytes(tuple(self.mean), tuple(self.std)), dst=target)
