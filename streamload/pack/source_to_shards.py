@@ -289,7 +289,8 @@ class PackFiles:
             for member in sample.members:
                 try:
                     field = member.field or ""
-                    data = load(member) if member.array is None else row_content(member)
+                    is_first = sample is self.samples[0]
+                    data = load(member) if member.array is None else row_content(member, check=is_first)
                     if self.resizing is not None and is_image(field):
                         field, data = self.resizing(field, data)
                     fields.append((field, data))

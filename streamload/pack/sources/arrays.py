@@ -76,9 +76,9 @@ def open_arrays() -> Iterator[None]:
         _arrays_in.cache_clear()
 
 
-def row_content(row: SourceFile) -> bytes:
-    """Return the npy file of a row. Raises OSError, and StreamloadError if the arrays' file changed."""
-    if os.stat(row.path).st_mtime_ns != row.mtime_ns:
+def row_content(row: SourceFile, *, check: bool) -> bytes:
+    """Return the npy file of a row. Raises OSError, and with `check` StreamloadError if the arrays' file changed."""
+    if check and os.stat(row.path).st_mtime_ns != row.mtime_ns:
         raise StreamloadError(f"{row.path!r} changed while it was packed; run the same command again")
     values = np.asarray(_arrays_in(row.path, row.mtime_ns)[row.array or ""][row.row])
     return _row_header(values.dtype, values.shape) + values.tobytes()
