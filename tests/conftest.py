@@ -20,6 +20,7 @@ import pytest
 from feeder_in_thread import use_feeders_in_threads
 from fsspec.asyn import get_loop
 from hypothesis import settings
+from make_shards import write_numbers
 from obstore.store import MemoryStore
 from preloaded import Preloaded
 from ray_cluster import LocalRayCluster, ray_cluster
@@ -113,6 +114,12 @@ def nothing_left_behind(own_temporary_folder: str) -> Iterator[None]:
         gc.collect()
         MemoryStore()  # what obstore's threads have released is freed with the next call into it only
         time.sleep(0.02)
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two shards with 60 numbers, which no test changes; modules that need others have a fixture of this name."""
+    return write_numbers(tmp_path_factory.mktemp("numbers") / "shards", [25, 35])
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from closed_when_late import ClosedWhenLate
-from make_shards import write_numbers
 from matrix import exhaustive
 from transforms import wait_a_little
 
@@ -21,11 +20,6 @@ from streamload.trainer.epoch_iterator import EpochIterator
 
 TOTAL = 60
 FEW = pytest.mark.parametrize("workers", [0, exhaustive((1,))])
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_numbers(tmp_path_factory.mktemp("async") / "shards", [25, 35])
 
 
 @pytest.fixture

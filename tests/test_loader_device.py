@@ -19,13 +19,7 @@ from streamload import StreamLoader
 from streamload.errors import TransformError
 from streamload.trainer.epoch_iterator import EpochIterator
 
-TOTAL = 60
 BATCH = 10
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_numbers(tmp_path_factory.mktemp("device") / "shards", [25, 35])
 
 
 @pytest.fixture

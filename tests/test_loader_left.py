@@ -24,11 +24,6 @@ from streamload.memory.channel import Channel
 TOTAL = 60
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_numbers(tmp_path_factory.mktemp("left") / "shards", [25, 35])
-
-
 def make(source: str, workers: int = 1, **options: Any) -> StreamLoader:
     common = {"batch_size": 10, "shuffle": 20, "fields": ("cls",), "num_workers": workers}
     return StreamLoader(source, **{**common, **options})

@@ -28,11 +28,6 @@ from streamload.workers.launchers import available_processors
 DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(StreamLoader).parameters.items()}
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_numbers(tmp_path_factory.mktemp("options") / "shards", [3])
-
-
 def options(**changes: Any) -> Options:
     return Options.among({**DEFAULTS, "num_workers": 2, **changes})
 
