@@ -405,9 +405,12 @@ class BatchStream:
 
     @property
     def blocked(self) -> bool:
-        """Return True if the requested epoch needs more resident bytes. Raises the error of a failed fetch."""
+        """Return True if the requested epoch needs more resident bytes, which the loop cannot free by taking batches.
+
+        Raises the error of a failed fetch.
+        """
         planning = self._planning()
-        return planning is not None and not self.tasks and planning.blocked
+        return planning is not None and not self.tasks and not self.full and planning.blocked
 
     @property
     def acknowledge_after(self) -> int:
