@@ -251,6 +251,7 @@ class FieldReader:
         """
         name, largest = column.alternatives[0], int(column.sizes.max())
         is_whole = not self._single and self.is_built_in(column)
+        is_integer = KIND_OF.get(last_extension(name)) is Kind.INTEGER
         is_block = is_whole and is_array(name) and (column.sizes == largest).all()
         gathered = None
         if (
@@ -261,17 +262,14 @@ class FieldReader:
             and (column.which is None or not column.which.any())
         ):
             gathered = _gathered(column, work)
-        if gathered is not None and is_whole:
-            decoded = None
-            if is_block:
-                decoded = _arrays(column, gathered, blocks)
-            elif KIND_OF.get(last_extension(name)) is Kind.INTEGER and largest <= _INT64_DIGITS:
-                decoded = _integers(column, gathered)
-            if decoded is not None:
-                return decoded
-        if largest > _VIEWED_BYTES:
-            gathered = None
-        return self._read_by_row(work, column, failed, blocks, gathered)
+        decoded = None
+        if gathered is not None and is_block:
+            decoded = _arrays(column, gathered, blocks)
+        elif gathered is not None and is_whole and is_integer and largest <= _INT64_DIGITS:
+            decoded = _integers(column, gathered)
+        if decoded is not None:
+            return decoded
+        return self._read_by_row(work, column, failed, blocks, gathered if largest <= _VIEWED_BYTES else None)
 
     def _read_by_row(
         self,
@@ -281,21 +279,19 @@ class FieldReader:
         blocks: list[NDArray[Any]] | None,
         gathered: _Gathered | None,
     ) -> Any:
-        small = None
-        if gathered is not None:
-            small = _fields(column, gathered, self.decoding(column.alternatives[0])[1])
+        read_rows = self._row_reader(work, column, failed, gathered)
         is_built_in = self.is_built_in(column)
         is_placed = blocks is not None and blocks[0].nbytes >= _COPIED_TOGETHER_BYTES * len(blocks[0])
         values: list[Any] = [None] * work.count
         if is_placed or column.name in self._reusing or (blocks is None and not is_built_in):
             values = PlacedRows(work.count, blocks)
         if blocks is None or isinstance(values, PlacedRows):
-            self._read_rows(work, column, failed, values, range(work.count), small=small)
+            read_rows(values, range(work.count))
             return values
         batches: dict[int, Any] = {}
         for start, block in by_first_row(blocks).items():
             end = start + len(block)
-            self._read_rows(work, column, failed, values, range(start, end), small=small)
+            read_rows(values, range(start, end))
             batch: Any = values[start:end]
             kinds = set(map(type, batch))
             if np.ndarray in kinds:
@@ -310,35 +306,37 @@ class FieldReader:
             values[start:end] = [None] * len(block)  # later values reuse their memory, which is in the caches
         return batches
 
-    def _read_rows(
+    def _row_reader(
         self,
         work: Work,
         column: Column,
         failed: Callable[[int, Exception], RowFailure],
-        values: list[Any],
-        numbers: range,
-        *,
-        small: Iterator[Encoded] | None,
-    ) -> None:
-        """Set the values of some rows; `small` are the bytes of this row and all later ones, if gathered."""
-        decode, progress = self.decoding(column.alternatives[0])[0], work.progress
-        # Counting here is noticeably faster for small fields than a generator of rows.
-        numbered = zip(numbers, small or (), strict=False)
+        gathered: _Gathered | None,
+    ) -> Callable[[list[Any], range], None]:
+        """Return a function that sets the values of some rows; it is called for all rows in order."""
+        decode, of_bytes = self.decoding(column.alternatives[0])
+        progress, small = work.progress, None if gathered is None else _fields(column, gathered, of_bytes)
 
-        def read_small(_: Iterator[int]) -> None:
-            for row, data in numbered:
-                progress[0] = row
-                values[row] = decode(data)
+        def read(values: list[Any], numbers: range) -> None:
+            # Counting here is noticeably faster for small fields than a generator of rows.
+            numbered = zip(numbers, small or (), strict=False)
 
-        def read(rows: Iterator[int]) -> None:
-            for row in rows:
-                if self.is_absent(column, row):
-                    values[row] = self.absent
-                else:
-                    decoder, kind = self.decoding(field_of(column, row))
-                    values[row] = decoder(self.encoded(work, column, row, kind))
+            def read_small(_: Iterator[int]) -> None:
+                for row, data in numbered:
+                    progress[0] = row
+                    values[row] = decode(data)
 
-        work.each_row(read if small is None else read_small, failed, numbers)
+            def read_each(rows: Iterator[int]) -> None:
+                for row in rows:
+                    if self.is_absent(column, row):
+                        values[row] = self.absent
+                    else:
+                        decoder, kind = self.decoding(field_of(column, row))
+                        values[row] = decoder(self.encoded(work, column, row, kind))
+
+            work.each_row(read_each if small is None else read_small, failed, numbers)
+
+        return read
 
 
 def field_of(column: Column, row: int) -> str:
