@@ -33,7 +33,8 @@ class Logged(NamedTuple):
 
     def handle_if_enabled(self) -> None:
         """Log the record if its logger is enabled for its level."""
-        if logging.getLogger(str(self.fields["name"])).isEnabledFor(int(self.fields["levelno"] or 0)):
+        logger = logging.getLogger(str(self.fields["name"]))
+        if logger.isEnabledFor(int(self.fields["levelno"] or 0)):
             self.handle()
 
 

@@ -149,9 +149,8 @@ class Interleaving:
             if self._bounds is not None:
                 start, end = int(self._bounds[lane]), int(self._bounds[lane + 1])
 
-            def uniforms(first: int, count: int) -> NDArray[np.float64]:
-                return sequence.uniforms(start + first, count)
-
-            self.streams[lane] = SlidingShuffle(uniforms, self._radius, first_number)
+            self.streams[lane] = SlidingShuffle(
+                lambda first, count: sequence.uniforms(start + first, count), self._radius, first_number
+            )
             self.streams[lane].grow(end - start, sequence.complete)
         return self.streams[lane]

@@ -193,10 +193,12 @@ class Weighted:
         draws = CounterDraws(philox_key(seed, 0, "turns"))
         shifts = passes.astype(np.uint64) * _GOLDEN
 
-        def words(first: int, group: NDArray[np.unsignedinteger]) -> NDArray[np.uint64]:
-            return mixed_words(draws.words(0, first, len(group)) + shifts[group])
-
-        return first_of_groups(words, self.group, size, wanted)
+        return first_of_groups(
+            lambda first, group: mixed_words(draws.words(0, first, len(group)) + shifts[group]),
+            self.group,
+            size,
+            wanted,
+        )
 
 
 Sampling = Stretched | Weighted | Sampled | Mixed

@@ -21,7 +21,6 @@ from streamload.order.sampling import Mixed, Sampled, Sampling, Stretched, Weigh
 from streamload.order.share import EpochStart
 from streamload.order.state import LoaderState
 from streamload.sampling.mixture import Mixture
-from streamload.sampling.selection import digest
 from streamload.text import counted
 
 Weights = Literal["balanced"] | Mapping[int, float] | Sequence[float] | NDArray[Any]
@@ -360,5 +359,5 @@ class SamplingOptions:
         if self._sampler is not None:
             held["sampler"] = self._sampler.state(epoch)
         if self._selected is not None:
-            held["selection"] = digest(self._selected)
+            held["selection"] = _digest("samples", np.packbits(self._selected).tobytes())
         return held

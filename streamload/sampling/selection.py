@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -143,11 +142,6 @@ def _keys_of(where: os.PathLike[str] | Iterable[str]) -> frozenset[str]:
     if not keys:
         raise ValueError("where= has no keys; leave it out for all samples")
     return keys
-
-
-def digest(selected: NDArray[np.bool_]) -> str:
-    """Return a short name for a selection, by which a state recognizes it."""
-    return hashlib.blake2b(np.packbits(selected).tobytes(), digest_size=8).hexdigest()
 
 
 def _fractions(key_hashes: NDArray[np.uint64], seed: int) -> NDArray[np.float64]:

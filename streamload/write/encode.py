@@ -48,8 +48,10 @@ def encode_field(field: str, value: object) -> bytes:
     inner, _, extension = field.rpartition(".")
     if extension == "gz" and inner:
         return gzip.compress(encode_field(inner, value), mtime=0)
-    encode, accepted = _ENCODERS.get(extension, (_refuse, _UNKNOWN))
+    encode, accepted = _ENCODERS.get(extension, (None, _UNKNOWN))
     try:
+        if encode is None:
+            raise TypeError
         return encode(value)
     except TypeError as exc:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
@@ -62,10 +64,6 @@ def encode_field(field: str, value: object) -> bytes:
         ) from exc
     except ValueError as exc:
         raise ValueError(f"field {field!r} cannot be stored as .{extension}: {exc}") from exc
-
-
-def _refuse(_: object) -> bytes:
-    raise TypeError
 
 
 def _integer(value: Any) -> bytes:
@@ -206,7 +204,7 @@ _PIXELS = (
     "field out of samples without an image"
 )
 
-_BY_KIND: dict[Kind, tuple[Callable[[Any], bytes], str]] = {
+_BY_KIND: dict[Kind, tuple[Callable[[Any], bytes] | None, str]] = {
     Kind.TEXT: (_text, "a str or bytes"),
     Kind.INTEGER: (_integer, "an int of up to 64 bits, or bytes or a str that hold one in decimal digits"),
     Kind.JSON: (_json, "finished JSON as a str, or dicts, lists, numbers, bools and None"),
@@ -216,12 +214,12 @@ _BY_KIND: dict[Kind, tuple[Callable[[Any], bytes], str]] = {
     Kind.SAFETENSORS: (_safetensors, _ARRAYS),
     Kind.MSGPACK: (_msgpack, _PLAIN),
     Kind.CBOR: (_cbor, _PLAIN),
-    Kind.PICKLE: (_refuse, "bytes only: unpickling runs code from the data; use npz, json or msgpack instead"),
+    Kind.PICKLE: (None, "bytes only: unpickling runs code from the data; use npz, json or msgpack instead"),
 }
-_ENCODERS: dict[str, tuple[Callable[[Any], bytes], str]] = {
+_ENCODERS: dict[str, tuple[Callable[[Any], bytes] | None, str]] = {
     **{extension: _BY_KIND[kind] for extension, kind in KIND_OF.items() if kind in _BY_KIND},
     **{name: (partial(_image, form), _PIXELS) for name, form in IMAGE_FORMATS.items() if form in _PILLOW_MODES},
     "txt": (_txt, "a str, an int or bytes"),
 }
 # The extensions that take other values than bytes.
-ENCODED_EXTENSIONS = frozenset(name for name, (encode, _) in _ENCODERS.items() if encode is not _refuse)
+ENCODED_EXTENSIONS = frozenset(name for name, (encode, _) in _ENCODERS.items() if encode is not None)
