@@ -57,14 +57,13 @@ from streamload import StreamLoader
 from streamload.errors import StreamloadError
 
 limits = [int(limit) for limit in sys.argv[2:]]
-loaders = [StreamLoader(sys.argv[1], 3, fields=("cls",), num_workers=2) for _ in limits]
-for loader, limit in zip(loaders, limits):
+for limit in limits:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     try:
-        list(loader)
+        with StreamLoader(sys.argv[1], 3, fields=("cls",), num_workers=2) as loader:
+            list(loader)
     except StreamloadError as error:  # of the feeder, or of the shard that it could not open
         print(error)
-    loader.close()
 """
 
 
