@@ -7,7 +7,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from typing import Any
@@ -285,8 +285,8 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
             StreamloadError: its shard, or that shard's index, cannot be read.
         """
         if isinstance(index, slice):
-            return self._samples(range(*index.indices(len(self))))
-        return self._samples((index,))[0]
+            return list(self._samples(range(*index.indices(len(self)))))
+        return next(self._samples((index,)))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several samples, reading neighbours in remote shards together. Called by torch's `DataLoader`.
@@ -296,18 +296,16 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         """
         if self._has_own_samples:
             return [self[index] for index in indices]
-        return self._samples(indices)
+        return list(self._samples(indices))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield all samples in order. An error is raised in place of its sample."""
-        together = 1 if self._has_own_samples else _ITERATED_TOGETHER
-        for start in range(0, len(self), together):
-            numbers = range(start, min(start + together, len(self)))
-            try:
-                values: Iterable[Any] = self.__getitems__(numbers)
-            except (SampleError, ShardChangedError):
-                values = map(self.__getitem__, numbers)  # those before the failed one are made again
-            yield from values
+        samples = range(len(self))
+        if self._has_own_samples:
+            yield from map(self.__getitem__, samples)
+            return
+        for start in samples[::_ITERATED_TOGETHER]:
+            yield from self._samples(samples[start : start + _ITERATED_TOGETHER])
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
@@ -341,9 +339,10 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         self.__dict__.update(cloudpickle.loads(pickled))
         self._access, self._makers = None, threading.local()
 
-    def _samples(self, indices: Sequence[int]) -> list[Any]:
+    def _samples(self, indices: Sequence[int]) -> Iterator[Any]:
+        """Make samples together, and yield them. An error is raised in place of its sample."""
         if not len(indices):
-            return []
+            return
         numbers = self._checked(indices)
         shards = np.searchsorted(self._ends, numbers, "right")
         samples = numbers - np.concatenate(([0], self._ends))[shards]
@@ -352,9 +351,10 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         access = self._here()
         planned, data = access.rows(block, self._job.fields, verify=self._options.verify)
         made = self._maker().make(planned.table, data, _FromTorch(), keys=planned.keys)
+        failed = min(made.failures, default=rows)
+        yield from made.rows.as_list()[:failed]
         if made.failures:
-            raise access.error(made.failures[min(made.failures)])
-        return made.rows.as_list()
+            raise access.error(made.failures[failed])
 
     def _maker(self) -> RowMaker:
         if not hasattr(self._makers, "maker"):

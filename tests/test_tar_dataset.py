@@ -274,7 +274,10 @@ def test_threads_share_a_dataset(mixed: str) -> None:
 
 
 def test_a_transforms_error_names_shard_and_key_also_from_torchs_worker(numbers: str) -> None:
+    calls: list[int] = []
+
     def fails(sample: Any) -> Any:
+        calls.append(int(sample["cls"]))
         if sample["cls"] == 9:
             raise ValueError("nine")
         return int(sample["cls"])
@@ -284,8 +287,12 @@ def test_a_transforms_error_names_shard_and_key_also_from_torchs_worker(numbers:
             dataset[9]
         assert (raised.value.key, raised.value.url) == ("000009", f"{numbers}/part002-000000.tar")
         assert isinstance(raised.value.__cause__, ValueError)
+        calls.clear()
         iterator = iter(dataset)  # what comes before it is given out
         assert [next(iterator) for _ in range(9)] == list(range(9))
+        with pytest.raises(TransformError, match="nine"):
+            next(iterator)
+        assert calls == list(range(TOTAL)), "a function is called once for each sample"
         # This is how torch's DataLoader carries an error from its worker.
         carried = ExceptionWrapper((TransformError, raised.value, raised.tb))
         with pytest.raises(TransformError, match=r"nine.*000009"):
