@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -43,6 +44,10 @@ def test_bench_counts_batches_after_the_first(arrays: Path) -> None:
     rates = r"[\d,]+ samples/s, [\d.]+ [KMG]?B/s as stored"
     assert re.fullmatch(rf"{rates}, measured over 50 samples in 5 batches and [\d.]+ s after the first batch", lines[2])
     assert lines[3].startswith("limited by ")
+    found = json.loads("".join(bench(arrays, "--batch-size", 10, "--batches", 2, "--json")))
+    assert (found["samples"], found["batches"], found["loader"]) == (20, 2, lines[0])
+    for name in ("samples", "payload_bytes"):
+        assert found[f"{name}_per_s"] == pytest.approx(found[name] / found["seconds"])
 
 
 def test_bench_ends_after_some_seconds_and_reads_the_chosen_fields(arrays: Path) -> None:
