@@ -94,7 +94,7 @@ def _named(weights: _Checked) -> str:
     return _digest("samples", weights.astype("<f8").tobytes())
 
 
-def _digest(kind: str, content: bytes) -> str:
+def _digest(kind: str, content: bytes | memoryview) -> str:
     return f"{kind}:{hashlib.blake2b(content, digest_size=16).hexdigest()}"
 
 
@@ -123,7 +123,7 @@ class SamplerDraws:
             )
         self._sampler = sampler
         self._numbers: NDArray[np.int64] | None = None
-        self._name = _UNDRAWN
+        self._name: str | None = None  # of these numbers, if a state needed it
         self._epoch = -1
         self._expected: str | None = None
 
@@ -161,10 +161,9 @@ class SamplerDraws:
                     f"the sampler gave what is no number of a sample ({error}); instead of a batch sampler give its "
                     "sampler, and batch_size"
                 ) from error
-            name = _digest("order", numbers.astype("<i8").tobytes())
-            if name == expected:
+            if expected is None or expected == _digest("order", numbers.data):
                 break
-        if expected not in (None, name):
+        else:
             raise LoaderStateError(
                 "the sampler gives another order than when the state was saved, so the rest of that epoch is not "
                 "known; give the sampler a generator with a fixed seed (torch.Generator().manual_seed(...)), or use "
@@ -173,13 +172,14 @@ class SamplerDraws:
         if len(numbers) and (numbers.min() < 0 or numbers.max() >= n_samples):
             wrong = numbers[(numbers < 0) | (numbers >= n_samples)][0]
             raise ValueError(f"the sampler gave {wrong}, and the dataset has the samples 0 to {n_samples - 1}")
-        self._numbers, self._epoch, self._name, self._expected = numbers, epoch, name, None
+        self._numbers, self._epoch, self._name, self._expected = numbers, epoch, None, None
         return numbers
 
     def state(self, epoch: int) -> str:
         """Return what a state records to recognize the order."""
         if self._numbers is None or self._epoch != epoch:
             return self._expected or _UNDRAWN
+        self._name = self._name or _digest("order", self._numbers.data)
         return self._name
 
 
