@@ -221,8 +221,9 @@ class Options:
             ValueError: a requested field is not among the existing ones.
         """
         for entry in self.transform_keys if self.field_names is None else self.field_names:
-            known = (*existing, *SAMPLE_NAMES, *self.optional_fields)
-            if entry not in known and not any(name in existing for name in alternatives(entry)):
+            if self.field_names is not None and entry in (*SAMPLE_NAMES, *self.optional_fields):
+                continue
+            if not any(name in existing for name in alternatives(entry)):
                 given = f"fields={self.fields!r}: no sample has {entry!r}; there are"
                 if self.field_names is None:
                     given = f"transform has a function for {entry!r}; the fields are"

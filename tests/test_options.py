@@ -166,6 +166,8 @@ def test_fields_that_no_sample_has_are_refused_with_those_there_are() -> None:
         options(transform={"jpg; png": function}).check_fields_exist(existing)
     with pytest.raises(ValueError, match="transform has a function for 'jpg;png'; the fields are gif$"):
         options(transform={"jpg;png": function}).check_fields_exist(["gif"])
+    with pytest.raises(ValueError, match="transform has a function for '__key__'; the fields are gif$"):
+        options(transform={"__key__": function}).check_fields_exist(["gif"])
 
 
 @pytest.mark.parametrize(("wanted", "there"), [("png", "05.png"), ("jpg;png", "05.png"), ("mp3", "0.mp3")])
