@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -95,6 +96,20 @@ def test_resume_continues_the_epoch_after_a_break(source: str, epochs: list[list
         assert numbers(loader) == epochs[1]
         loader.resume()
         assert numbers(loader) == epochs[2], "nothing was left"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_after_the_last_batch_is_the_same_at_any_number_of_workers(tmp_path: Path, workers: int) -> None:
+    unindexed = write_numbers(tmp_path / "shards", [30], index=False)
+    with make(unindexed, workers) as loader:
+        assert len(list(itertools.islice(loader, 3))) == 3
+        state = loader.state_dict()
+        assert (state["epoch"], state["position"]) == (0, 30)
+        assert len(list(loader)) == 3
+        assert len(loader) == 3
+        assert len(list(itertools.islice(loader, 3))) == 3
+        state = loader.state_dict()
+        assert (state["epoch"], state["position"]) == (3, 0), "the pass before has counted"
 
 
 AT_EXIT = """

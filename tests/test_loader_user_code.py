@@ -229,6 +229,18 @@ def test_another_transform_is_used_from_the_next_pass_on(source: str, workers: i
         assert values(loader) == [0, 4, 8, 12, 16, 20]
 
 
+def test_a_folder_may_join_the_path_after_the_loader_was_made(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site-packages"  # so that workers import it themselves
+    folder.mkdir()
+    (folder / "user_late.py").write_text("def double(value):\n    return 2 * value\n")
+    with loader_of(source, None, transform=None) as loader:
+        monkeypatch.syspath_prepend(folder)
+        loader.transform = {"cls": importlib.import_module("user_late").double}
+        assert values(loader) == [0, 2, 4, 6, 8, 10]
+
+
 def test_a_wrong_transform_is_refused_and_changes_nothing(source: str) -> None:
     with loader_of(source, Scaled(2), num_workers=0) as loader:
         for wrong in (5, {"jpg": Scaled(3)}, {"cls": lambda: 3}):

@@ -168,6 +168,7 @@ class WorkerSetup(NamedTuple):
 
     worker: int
     job: bytes
+    import_path: tuple[str, ...]
     log_levels: tuple[tuple[str, int], ...] = ()
 
 

@@ -191,7 +191,7 @@ class Feeder:
         if configure.workers:
             self.pool: Pool = ProcessPool(
                 configure.workers,
-                WorkerSetup(0, configure.job, configure.log_levels),
+                WorkerSetup(0, configure.job, configure.import_path, configure.log_levels),
                 opening,
                 slots,
                 events,

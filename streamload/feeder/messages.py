@@ -82,6 +82,7 @@ class Configure(NamedTuple):
     Attributes:
         job: the pickled `Job`, see `job_pickle`.
         workers: how many; 0 if the trainer makes the rows itself.
+        import_path: the trainer's `sys.path`.
         ends_at_failure: the first sample that fails, in the epoch's order, ends the pass.
         log_levels: of the trainer's loggers, for the workers.
         descriptors: how many the trainer may have open if it makes the rows, else 0.
@@ -92,6 +93,7 @@ class Configure(NamedTuple):
     job: bytes
     workers: int
     fetching: Fetching
+    import_path: tuple[str, ...]
     ends_at_failure: bool = False
     log_levels: tuple[tuple[str, int], ...] = ()
     descriptors: int = 0

@@ -11,6 +11,7 @@ import difflib
 import io
 import json
 import os
+import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -123,11 +124,13 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
     if not others and listing.counts is not None:
         return columns, np.array(listing.counts, np.int64)
     fields: set[str] = set()
-    dataset, room = Dataset(listing, storages.copy()), asyncio.Semaphore(SMALL_REQUESTS)
+    dataset, room, left = Dataset(listing, storages.copy()), asyncio.Semaphore(SMALL_REQUESTS), threading.Event()
 
     async def of_shard(shard: int) -> list[Any]:
         url = dataset.url(shard)
         async with room:
+            if left.is_set():
+                raise asyncio.CancelledError
             table = await dataset.load(shard)
             if table is None:
                 read = await read_shard(dataset.storages.for_url(url), url, labels=LABEL in names)
@@ -144,7 +147,10 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
             await dataset.storages.aclose()
 
     with ThreadPoolExecutor(1) as thread:  # the caller may be in a running loop
-        counts, *values = zip(*thread.submit(asyncio.run, read_all()).result(), strict=True)
+        try:
+            counts, *values = zip(*thread.submit(asyncio.run, read_all()).result(), strict=True)
+        finally:
+            left.set()  # Ctrl-C does not wait for the shards that are left
     for field in (name.removeprefix(SIZE).removeprefix(PRESENT) for name in others if name not in _NOT_OF_FIELDS):
         if field not in fields:
             raise DatasetIndexError(

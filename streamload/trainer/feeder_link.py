@@ -11,6 +11,7 @@ import itertools
 import logging
 import operator
 import os
+import sys
 import warnings
 import weakref
 from collections import deque
@@ -656,7 +657,9 @@ class FeederLink:
         if self._closed:
             raise LoaderClosedError("the loader was closed; make a new one")
         if self.counts is None:
-            counts = tuple(self._client.counts(self.listing))
+            # By a process of its own, which ends with this call, also at Ctrl-C.
+            with closing(FeederClient(self.options.storages, listing_places(self.listing))) as client:
+                counts = tuple(client.counts(self.listing))
             self._sampling.check_counts(counts)
             self.counts = counts
         return self.counts
@@ -702,6 +705,7 @@ class FeederLink:
             job=options.pickled_job(self._own_transforms) if options.workers else b"",
             workers=options.workers,
             fetching=options.fetching(),
+            import_path=tuple(entry or os.getcwd() for entry in sys.path),
             ends_at_failure=options.on_error == "raise",
             log_levels=log_levels(),
             descriptors=0 if options.workers else descriptor_limit(),
