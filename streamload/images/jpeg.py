@@ -67,11 +67,11 @@ def jpeg_header(data: memoryview) -> JpegHeader | None:
         height, width, colour_space, _ = simplejpeg.decode_jpeg_header(data)
     except (ValueError, LookupError):  # LookupError: subsampling that it has no name for, such as 4:4:1
         return None
-    return JpegHeader(height, width, colour_space, *_frame(data))
+    return JpegHeader(height, width, colour_space, *frame_and_scan(data)[:3])
 
 
-def _frame(data: memoryview) -> tuple[bool, int, int]:
-    """Return `progressive`, `block_rows` and `height_at` from the markers before the first scan (ITU-T T.81, B)."""
+def frame_and_scan(data: memoryview) -> tuple[bool, int, int, int]:
+    """Return `progressive`, `block_rows`, `height_at` and the first scan's offset from its markers (ITU-T T.81, B)."""
     position, end = 2, len(data) - 4
     frame = height_at = components = sampling = 0
     restarts = False
@@ -94,9 +94,9 @@ def _frame(data: memoryview) -> tuple[bool, int, int]:
             restarts = True
         elif marker == _START_OF_SCAN:
             one_scan = frame in _SEQUENTIAL_FRAMES and data[position + 4] == components and not restarts
-            return frame in _PROGRESSIVE_FRAMES, _BLOCK * sampling if one_scan else 0, height_at
+            return frame in _PROGRESSIVE_FRAMES, _BLOCK * sampling if one_scan else 0, height_at, position
         position += 2 + (data[position + 2] << 8 | data[position + 3])
-    return True, 0, 0  # not understood: the check for progressive files is harmless for others
+    return True, 0, 0, len(data)  # not understood: the check for progressive files is harmless for others
 
 
 def smallest_scale(header: JpegHeader, min_height: int, min_width: int) -> int:

@@ -161,8 +161,8 @@ def _new_fields(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Sam
         if sample is None:
             continue
         key = before["__key__"]
-        if checked_key({"__key__": key, **sample}) != key:
-            raise ValueError(f"it gave the key {sample['__key__']!r} for {key!r}; in a sidecar keys stay as they are")
+        if not isinstance(sample, Mapping) or sample.get("__key__", key) != key:
+            raise ValueError(f"it gave {_SHOWN.repr(sample)} for {key!r}; a sidecar takes dicts with the same keys")
         new = {name: value for name, value in sample.items() if not name.startswith("__")}
         for name in before.keys() & new.keys():
             value = new.pop(name)

@@ -306,14 +306,14 @@ class _Run:
                 state = f"{folder.folder!r} holds {counted(len(existing), 'shard')} already"
                 if not (target.resume or target.overwrite):
                     raise UsageError(f"{state}; replace them with {_OVERWRITE}, or choose another destination")
-                if not target.overwrite:
-                    say(f"note: there is no unfinished run to resume, and {state}; to pack again, add {_OVERWRITE}")
-                    return False
                 index = ShardFinder(None, target.storages).index_of(folder.folder)
                 self._names[split] = set() if index is None else {shard.name for shard in index.shards}
             if foreign := set(existing).difference(self._ours(split)):
                 reason = "which no index and no run of packing names; move it away"
                 raise UsageError(f"{folder.folder!r} holds {min(foreign)!r}, {reason}")
+            if existing and unfinished is None and not target.overwrite:
+                say(f"note: there is no unfinished run to resume, and {state}; to pack again, add {_OVERWRITE}")
+                return False
         if unfinished is None and "" not in self._splits:
             self._refuse_other_splits()
         if unfinished is None and target.resume:
@@ -331,7 +331,7 @@ class _Run:
         others = {info.url.rsplit("/", 2)[-2] for info in shards} - self._folders.keys()
         if others or self._folders[""].existing(SHARDS):
             folder = self._target.folder(min(others, default="")).folder
-            raise UsageError(f"{folder!r} holds shards of an earlier run with other splits, or none; remove them first")
+            raise UsageError(f"{folder!r} holds shards of other splits, or none; choose another DEST, or remove them")
 
     def begin(self, tasks: Sequence[Task]) -> None:
         """Mark the destination, and remove everything except the shards of finished tasks."""

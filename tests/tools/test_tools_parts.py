@@ -71,11 +71,15 @@ def test_images_that_are_cut_short_are_found(extension: str) -> None:
 def test_a_preview_in_the_header_does_not_stand_for_the_end_of_a_jpeg() -> None:
     data, preview = image_bytes(1), image_bytes(2)
     segment = b"\xff\xe1" + (len(preview) + 2).to_bytes(2, "big") + preview
-    with_preview = data[:2] + segment + data[2:]
-    check_image_file(with_preview)
-    check_image_file(with_preview + b"appended by the camera")
-    with pytest.raises(ValueError, match="the JPEG is cut short: its end-of-image marker is missing"):
-        check_image_file(with_preview[:-2])
+    frame = data.index(b"\xff\xc0") + 11
+    for start, sampling in ((2, b"\x22"), (data.index(b"\xff\xda"), b"\x22"), (2, b"\x44")):  # 0x44: Pillow reads it
+        with_preview = data[:frame] + sampling + data[frame + 1 :]
+        with_preview = with_preview[:start] + segment + with_preview[start:]
+        check_image_file(with_preview)
+        check_image_file(with_preview + b"appended by the camera")
+        for end in range(start + len(segment) + 1, len(with_preview)):
+            with pytest.raises(ValueError, match=r"\w"):
+                check_image_file(with_preview[:end])
 
 
 @pytest.mark.parametrize(

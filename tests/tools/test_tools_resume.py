@@ -137,6 +137,6 @@ def test_a_shard_that_nobody_names_is_never_removed(tmp_path: Path, unfinished: 
         assert pack(source, dest)[0] == 0
     (dest / "shard-mine.tar").write_text("mine")
     message = "holds 'shard-mine.tar', which no index and no run of packing names"
-    for how in ("--overwrite", "--resume") if unfinished else ("--overwrite",):
+    for how in ("--overwrite", "--resume"):
         assert message in refusal(source, dest, *OPTIONS, how)
     assert (dest / "shard-mine.tar").read_text() == "mine"

@@ -90,7 +90,7 @@ def test_another_split_does_not_stay_beside_the_new_ones(tmp_path: Path) -> None
     source, dest = images(tmp_path), tmp_path / "dest"
     assert pack(source, dest, "--split", "train=0.5,test=0.5")[0] == 0
     err = refusal(source, dest, "--split", "train=0.5,val=0.5", "--overwrite")
-    assert f"'{dest}/test' holds shards of an earlier run with other splits, or none" in err
+    assert f"'{dest}/test' holds shards of other splits, or none; choose another DEST" in err
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,13 @@ def test_one_label_that_is_no_whole_number_is_named(data: Path, tmp_path: Path, 
     assert packed_samples(tmp_path / "dest")["b"]["cls"] == b"%d" % sorted(["11", odd, "2"]).index(odd)
 
 
+def test_labels_of_over_64_bits_are_not_left_out(tmp_path: Path) -> None:
+    source = table(tmp_path / "t.jsonl", [{"text": "a", "label": 2**63 + number} for number in range(3)])
+    assert "or have over 64 bits" in refusal(source, tmp_path / "dest")
+    packs(source, tmp_path / "dest", "--labels-as-names")
+    assert classes_in(tmp_path / "dest") == [str(2**63 + number) for number in range(3)]
+
+
 @pytest.mark.parametrize("values", [[0.5, 1.25, 3.0], [[1, 2], [3], []], [True, False, True], TEXTS])
 def test_a_column_with_the_name_of_labels_that_holds_other_things_is_kept(tmp_path: Path, values: list[Any]) -> None:
     source = table(tmp_path / "t.jsonl", [{"x": n, "target": value} for n, value in enumerate(values)])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from streamload.decode.array_files import npy_layout
 from streamload.images import Resize
 from streamload.images.files import image_size, read_with_pillow
-from streamload.images.jpeg import is_jpeg, jpeg_header
+from streamload.images.jpeg import frame_and_scan, is_jpeg
 from streamload.pack.sources.source import SourceFile, extension_of, is_image
 
 _END_OF_IMAGE = b"\xff\xd9"
@@ -83,10 +83,8 @@ def check_image_file(data: bytes) -> None:
         raise ValueError("it is empty")
     if is_jpeg(view):
         image_size(view)
-        if not data.endswith(_END_OF_IMAGE):
-            header = jpeg_header(view)  # a preview before it ends with the marker, too
-            if data.find(_END_OF_IMAGE, 0 if header is None else header.height_at) < 0:
-                raise ValueError("the JPEG is cut short: its end-of-image marker is missing")
+        if not data.endswith(_END_OF_IMAGE) and data.find(_END_OF_IMAGE, frame_and_scan(view)[3]) < 0:
+            raise ValueError("the JPEG is cut short: its end-of-image marker is missing")  # a preview may have one
     elif data.startswith(b"RIFF") and len(data) < 8 + int.from_bytes(data[4:8], "little"):
         raise ValueError("the WEBP is cut short")
     else:

@@ -252,8 +252,9 @@ def _is_path(table: Table, name: str) -> bool:
 
 def _are_labels(values: Sequence[object]) -> bool:
     """Return True if half of the values are whole numbers or texts, and most texts repeat."""
-    texts = [value for value in values if isinstance(value, str) and _number(value) is None]
-    labels = len(texts) + sum(_whole(value) is not None for value in values)
+    numbers = list(map(_number, values))
+    texts = [value for value, number in zip(values, numbers, strict=True) if isinstance(value, str) and number is None]
+    labels = len(texts) + sum(number is not None and number % 1 == 0 for number in numbers)
     return 2 * labels >= len(values) and (len(values) <= 20 or 2 * len(set(texts)) <= len(values))
 
 
