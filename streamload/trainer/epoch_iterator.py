@@ -163,7 +163,6 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._skipped_before = batch_builder.n_skipped
         self._turning = Lock()
         self._ended: str | None = None  # `_FINISHED`, or why before that
-        self._counts: tuple[int, ...] | None = None  # that scans have found
         self._in_use = in_use
         cursor.state = "running"
 
@@ -191,7 +190,8 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                 with self._turning:
                     batch = self._next(receive)
             except StopIteration:
-                self._link.record_counts(self._counts)  # not sooner: a state must not depend on when they came
+                # Not sooner: a state must not depend on when they came.
+                self._link.counts = self._link.counts or self.connection.counts
                 self._finish()
                 if self._gave_s is None:
                     self._on_nothing(self._start)
@@ -319,7 +319,6 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._meter.note_totals(message.totals, message.skipped_members, self.connection)
         if message.events and self._meter.events is not None:
             self._meter.events.extend(message.events)
-        self._counts = message.counts or self._counts
         self.connection.batches.extend((message.start, batch) for batch in message.batches)
         if message.last:
             self.connection.batches.append((message.start, None))

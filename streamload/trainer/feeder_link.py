@@ -105,6 +105,7 @@ class Connection:
         configured: a `Configure` was sent.
         death: how the process ended, if it has died.
         owner: the process that began it; the connection of a fork is closed.
+        counts: the samples of each shard, if the newest message says so.
         messages: arrived, for `receive`.
         batches: announced, with the identities of their epochs; None follows the last one of an epoch. The next pass
             releases those of one that was left.
@@ -115,6 +116,7 @@ class Connection:
     ) -> None:
         self.configured = False
         self.death: str | None = None
+        self.counts: tuple[int, ...] | None = None
         self.messages: deque[Any] = deque()
         self.batches: deque[tuple[tuple[int, int, int], ReadyBatch | None]] = deque()
         self._answers: dict[int, Answer] = {}
@@ -189,6 +191,7 @@ class Connection:
         if isinstance(message, Ready):
             self._slots.drop(message.retired)  # not sooner: batches of earlier messages may lie there
             self._acknowledge_after = message.acknowledge_after
+            self.counts = message.counts
         return message
 
     def _go_on(self, deadline_s: float | None) -> None:
@@ -294,6 +297,8 @@ class Connection:
 
     def close(self) -> None:
         """End the feeder and wait for it, shortly if user code runs. Idempotent."""
+        if self._child is not None and not self.configured and not self.closed:
+            self._child.end(0.0)  # it has nothing to finish, and may be busy with imports
         self._end()
         self.messages.clear()
         self.batches.clear()
@@ -301,10 +306,11 @@ class Connection:
             self._worker.close()
 
     def __del__(self) -> None:
-        started = getattr(self, "_end", None) is not None
-        if started and self._child is not None and not self.closed and self.configured:
-            message = "a StreamLoader was dropped without close() or `with`; its processes are ended now"
-            warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
+        if getattr(self, "_end", None) is not None and self._child is not None and not self.closed:
+            if self.configured:
+                message = "a StreamLoader was dropped without close() or `with`; its processes are ended now"
+                warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
+            self.close()
 
 
 def start_feeder_process(workers: int, cuda: Cuda | None) -> Connection:
@@ -390,10 +396,8 @@ class FeederClient:
         """
         if self.is_here:
             return self._calls.call_here(function, arguments)
-        try:
+        with suppress(FeederDiedError):
             return self.feeder().call(function, *arguments)
-        except FeederDiedError:
-            pass
         try:
             return self.feeder().call(function, *arguments)
         except FeederDiedError as error:
@@ -663,10 +667,6 @@ class FeederLink:
             self._sampling.check_counts(counts)
             self.counts = counts
         return self.counts
-
-    def record_counts(self, counts: tuple[int, ...] | None) -> None:
-        """Record the samples of each shard, if a pass has found them."""
-        self.counts = self.counts or counts
 
     def last_position(self, start: EpochStart) -> float:
         """Return the position after an epoch's last batch. Raises what `SamplingOptions.last_position` raises."""
