@@ -340,10 +340,9 @@ class ShardFinder:
         storage = self._storages.for_url(folder)
         folder = storage.absolute(folder)
         content = read_if_there(storage, f"{folder}/{INDEX_FILE}", MOST_INDEX_BYTES)
-        if content is None:
-            return None
-        index = self.indexes[folder] = DatasetIndex.from_json(content, folder)
-        return index
+        if content is not None:
+            self.indexes[folder] = DatasetIndex.from_json(content, folder)
+        return self.indexes.get(folder)
 
     def refuse_unfinished(self, folder: str, name: str | None = None) -> None:
         """Raise an error if the writer of a shard, or of a whole folder, was interrupted or is running.

@@ -85,8 +85,7 @@ class Retries:
             try:
                 result = act()
             except StorageError as exc:
-                wait_s = attempts.wait_s(exc)
-                if wait_s is None:
+                if (wait_s := attempts.wait_s(exc)) is None:
                     raise
             else:
                 attempts.progressed()
@@ -258,8 +257,7 @@ async def download(
             counts.throttled += exc.throttled
             counts.broken += not exc.throttled
             if position == before:  # otherwise continue from here at once
-                wait_s = attempts.wait_s(exc)
-                if wait_s is None:
+                if (wait_s := attempts.wait_s(exc)) is None:
                     raise _given_up(url, position, attempts, clock() - attempts.progress_s) from exc
                 await asyncio.sleep(wait_s)
 

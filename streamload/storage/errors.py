@@ -54,7 +54,9 @@ def _row(kind: _Kind, message: str, *answers: _Answer) -> None:
 _EXPIRED_CODES = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
 _KEY_CODES = ("SignatureDoesNotMatch", "InvalidAccessKeyId", "RequestTimeTooSkewed", "InvalidToken")
 _REGION_CODES = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "Redirect")
+_NO_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName")
 _BUSY_CODES = ("SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "RequestLimitExceeded", "ServerBusy")
+_FAILED: tuple[_Answer, ...] = ("RequestTimeout", "InternalError", 408, 500, 502, 504)
 _row(ExpiredCredentialsError, "the credentials have expired ({shown}); renew them (log in again)", *_EXPIRED_CODES)
 _row(
     StorageError,
@@ -76,11 +78,7 @@ _row(
     *(301, 302, 307, 308),
 )
 _row(ShardNotFoundError, "no such shard; check its url and the range in its braces", "NoSuchKey", "BlobNotFound", 404)
-_row(
-    ShardNotFoundError,
-    "there is no such bucket ({shown}); check its name and the endpoint",
-    *("NoSuchBucket", "ContainerNotFound", "InvalidBucketName"),
-)
+_row(ShardNotFoundError, "there is no such bucket ({shown}); check its name and the endpoint", *_NO_BUCKET_CODES)
 _row(ShardChangedError, "the shard was changed while it was in use", 412)
 _row(ShardChangedError, "the object ends before the bytes that were requested, so it was changed", 416)
 _row(
@@ -89,11 +87,7 @@ _row(
     *_BUSY_CODES,
     *(429, 503),
 )
-_row(
-    TransientStorageError,
-    "the storage failed ({shown}); try again later",
-    *("RequestTimeout", "InternalError", 408, 500, 502, 504),
-)
+_row(TransientStorageError, "the storage failed ({shown}); try again later", *_FAILED)
 _row(TransientStorageError, "the storage did not answer in time; try again later", "timeout")
 _row(TransientStorageError, "the answer broke off; try again later", "broken")
 _row(TransientStorageError, "the server sent another part than was requested; try again later", "other part")

@@ -166,8 +166,7 @@ class FilesystemStorage:
         if start >= stop:
             raise errors.answer_error(url, 416)
         # Pyarrow's filesystems, as `hdfs://` is one, cannot seek in a range that begins at 0 unless they are told to.
-        is_of_arrow = any(type(layer).__module__ == _PYARROW for layer in layers(fs))
-        seeking = {"seekable": True} if is_of_arrow else {}
+        seeking = {"seekable": True} if any(type(layer).__module__ == _PYARROW for layer in layers(fs)) else {}
 
         async def read() -> bytes:
             async with at_once, asyncio.timeout(FILE_TIMEOUT_S):

@@ -209,10 +209,9 @@ class LocalStorage:
         path = local_path(url)
         try:
             os.unlink(path)
-        except FileNotFoundError:
-            return
         except OSError as exc:
-            raise StorageError(f"cannot be deleted: {exc.strerror or exc}; check the rights", url=path) from exc
+            if not isinstance(exc, FileNotFoundError):
+                raise StorageError(f"cannot be deleted: {exc.strerror or exc}; check the rights", url=path) from exc
 
     async def aclose(self) -> None:
         """Do nothing."""

@@ -16,7 +16,7 @@ from base64 import b64encode
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -254,7 +254,6 @@ _MOST_STORES = 64
 _SIGNED_FOR = timedelta(hours=1)
 # The time-out of what is requested without obstore.
 _SILENT_S = 10.0
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # The process that has used obstore; its threads are missing in a fork.
 _used_by: set[int] = set()
@@ -273,8 +272,7 @@ def _version(meta: Mapping[str, Any]) -> str | None:
 
 def _info(url: str, meta: Mapping[str, Any]) -> ShardInfo:
     # Whole seconds, since a listing may be finer than the header of an answer.
-    mtime_ns = (meta["last_modified"] - _EPOCH) // timedelta(seconds=1) * 1_000_000_000
-    return ShardInfo(url, meta["size"], mtime_ns, _version(meta))
+    return ShardInfo(url, meta["size"], int(meta["last_modified"].timestamp()) * 1_000_000_000, _version(meta))
 
 
 class ObjectStorage:
@@ -521,7 +519,12 @@ class ObjectStorage:
 
     def _send(self, url: str, wanted: str) -> HTTPResponse:
         """Request a range without obstore, on a thread. Raises what urllib raises, or BaseError."""
-        address, headers = url, self._options.client.get("default_headers", {})
+        client, trust = self._options.client, ssl.create_default_context()
+        if "root_certificate" in client:
+            trust.load_verify_locations(cadata=client["root_certificate"].decode("ascii", "ignore"))
+        if client.get("allow_invalid_certificates"):
+            trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+        address, headers = url, client.get("default_headers", {})
         if self._web:
             address, headers = _without_login(url, headers)
         else:
@@ -530,17 +533,8 @@ class ObjectStorage:
         request = urllib.request.Request(address, headers={"Range": wanted})  # noqa: S310  it is a web address
         for name, value in headers.items():
             request.add_unredirected_header(name, value)
-        response: HTTPResponse = urllib.request.urlopen(request, timeout=_SILENT_S, context=self._trust())  # noqa: S310
+        response: HTTPResponse = urllib.request.urlopen(request, timeout=_SILENT_S, context=trust)  # noqa: S310
         return response
-
-    def _trust(self) -> ssl.SSLContext:
-        """Return the TLS settings of the options."""
-        client, trust = self._options.client, ssl.create_default_context()
-        if "root_certificate" in client:
-            trust.load_verify_locations(cadata=client["root_certificate"].decode("ascii", "ignore"))
-        if client.get("allow_invalid_certificates"):
-            trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
-        return trust
 
 
 def _head(store: Any, key: str) -> Any:

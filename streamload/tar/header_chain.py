@@ -254,11 +254,7 @@ def _check_record(keyword: bytes, value: bytes) -> None:
 
 
 class _NotArrivedError(Exception):
-    """Bytes that are needed have not arrived; `needs` is their end."""
-
-    def __init__(self, needs: int) -> None:
-        super().__init__(f"the bytes up to {needs} have not arrived")
-        self.needs = needs
+    """Bytes that are needed have not arrived; the only argument is their end."""
 
 
 @dataclass(slots=True)
@@ -347,7 +343,7 @@ class HeaderChain:
             while position is not None:
                 position = read(position)
         except _NotArrivedError as exc:
-            self.needs = exc.needs
+            (self.needs,) = exc.args
         except _DamagedError as exc:
             raise self._error(str(exc), self._position) from None
 

@@ -70,19 +70,8 @@ def member_bytes(header: bytes, size: int) -> int:
 def _block(name: bytes, prefix: bytes, size: int, kind: bytes) -> bytes:
     digits = b"%011o\0" % size
     checksum = _FIXED_SUM + _sum(name) + _sum(prefix) + _sum(digits) + kind[0]
-    return b"".join(
-        (
-            name.ljust(_NAME_BYTES, b"\0"),
-            _MODE_UID_GID,
-            digits,
-            _MTIME,
-            b"%06o\0 " % checksum,
-            kind,
-            _LINK_NAME,
-            _MAGIC_TO_DEVICES,
-            prefix.ljust(_PREFIX_BYTES + 12, b"\0"),
-        )
-    )
+    start = name.ljust(_NAME_BYTES, b"\0") + _MODE_UID_GID + digits + _MTIME + b"%06o\0 " % checksum + kind
+    return start + _LINK_NAME + _MAGIC_TO_DEVICES + prefix.ljust(_PREFIX_BYTES + 12, b"\0")
 
 
 def _sum(part: bytes) -> int:

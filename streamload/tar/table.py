@@ -103,22 +103,16 @@ def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
 
     Offsets stay. There are checksums and labels if all tables have them.
     """
-
-    def joined(name: str) -> Any:
+    joined: dict[str, Any] = {}
+    for name in ("member_offset", "member_size", "member_field", "key_bytes", "member_crc32", "labels"):
         columns = [getattr(table, name) for table in tables]
-        return None if any(column is None for column in columns) else np.concatenate(columns)
-
+        joined[name] = None if any(column is None for column in columns) else np.concatenate(columns)
     return ShardTable(
         shard_bytes=max(table.shard_bytes for table in tables),
         fields=tables[0].fields,
-        member_offset=joined("member_offset"),
-        member_size=joined("member_size"),
-        member_field=joined("member_field"),
         sample_start=starts_of(np.concatenate([np.diff(table.sample_start) for table in tables])),
-        key_bytes=joined("key_bytes"),
         key_start=starts_of(np.concatenate([np.diff(table.key_start) for table in tables])),
-        member_crc32=joined("member_crc32"),
-        labels=joined("labels"),
+        **joined,
     )
 
 

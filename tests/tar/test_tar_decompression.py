@@ -168,6 +168,3 @@ def test_a_bomb_is_refused_before_it_has_gone_off(compression: Compression) -> N
             pass
     assert caught.value.url == URL
     assert RATIO_FREE_BYTES < decompressor.decompressed_bytes <= RATIO_FREE_BYTES + (1 << 20)
-
-
-# -- driven by a loop ----------------------------------------------------------------------------------------------
