@@ -213,7 +213,7 @@ class RowMaker:
 
     def __init__(self, job: Job, *, in_callers_process: bool = False, one_by_one: bool = False) -> None:
         self._job = job
-        transforms = [mine for _, mine in job.own_transforms] or [job.transform]
+        transforms = [job.transform if mine is None else mine for _, mine in job.own_transforms] or [job.transform]
         self._transforms = [Transforms.of(each) for each in transforms]
         given = [some.values() if isinstance(some, Mapping) else (some,) for some in (job.decode, *transforms)]
         calls = [call for each in chain.from_iterable(given) for call in (each, type(each).__call__)]
