@@ -11,18 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from streamload.arguments import parse_bytes
-from streamload.cli.command import (
-    Command,
-    Json,
-    Ray,
-    StorageOption,
-    Where,
-    Workers,
-    print_document,
-    print_line,
-    reported_errors,
-    show_version,
-)
+from streamload.cli import command
 from streamload.errors import ShardNotFoundError, StorageError, without_secrets
 from streamload.index.columns import MOST_CLASSES_BYTES, parse_class_names
 from streamload.index.listing import list_shards
@@ -40,7 +29,7 @@ from streamload.write.destination import Destination
 app = typer.Typer(pretty_exceptions_enable=False)
 
 
-@app.command(cls=Command)
+@app.command(cls=command.Command)
 def shardify(
     source: str = typer.Argument(
         ...,
@@ -58,7 +47,7 @@ def shardify(
     resize: int | None = typer.Option(None, help="Shrink the shorter side to these pixels, as upright JPEG.", min=1),
     quality: int | None = typer.Option(None, help="Quality of the JPEG files of --resize; else 90.", min=1, max=100),
     workers: int | None = typer.Option(None, help="Processes; shards do not depend on it. Default: one a core.", min=1),
-    ray: Ray = None,
+    ray: command.Ray = None,
     labels: str | None = typer.Option(None, help="JSON or a table of labels by ID. Default: SOURCE/labels.*."),
     classes: str | None = typer.Option(None, help="The classes.json of the training data, which numbers the classes."),
     path_column: Annotated[
@@ -80,9 +69,9 @@ def shardify(
     skip_bad: bool = typer.Option(False, "--skip-bad", help="Skip files that are damaged or of another kind."),
     resume: bool = typer.Option(False, "--resume", help="Continue an interrupted run; unchanged shards stay."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Remove the shards or interrupted run in DEST first."),
-    storage_option: StorageOption = None,
-    as_document: Json = False,
-    version: bool = typer.Option(False, "--version", callback=show_version, is_eager=True),
+    storage_option: command.StorageOption = None,
+    as_document: command.Json = False,
+    version: bool = typer.Option(False, "--version", callback=command.show_version, is_eager=True),
 ) -> None:
     """Pack images, arrays or any files into shards, with an index and classes.json.
 
@@ -129,7 +118,7 @@ def shardify(
             split_column=split_column,
         ),
         Target(
-            _folder(source, dest, storages, has_options=bool(storage_option)),
+            _folder(source, dest, storages),
             storages,
             max_bytes=shard_bytes,
             max_count=max_count,
@@ -145,9 +134,9 @@ def shardify(
         resizing=None if resize is None else Resizing(resize, quality or 90),
     )
     if as_document:
-        print_document(report)
+        command.print_document(report)
     elif report is not None:
-        print_line("\n".join(as_lines(report)))
+        command.print_line("\n".join(as_lines(report)))
 
 
 def _classes(path: str, storages: Storages) -> tuple[str, ...]:
@@ -158,7 +147,7 @@ def _classes(path: str, storages: Storages) -> tuple[str, ...]:
     return parse_class_names(content, path)
 
 
-def _folder(source: str, dest: str, storages: Storages, *, has_options: bool) -> str:
+def _folder(source: str, dest: str, storages: Storages) -> str:
     """Return the destination. Raise UsageError if nothing can be written there."""
     if "://" in source:
         raise UsageError(f"SOURCE is {source!r}, but this version packs local files only")
@@ -168,8 +157,6 @@ def _folder(source: str, dest: str, storages: Storages, *, has_options: bool) ->
         raise UsageError(f"DEST: {exc}") from exc
     if folder.path is None:
         return folder.folder
-    if has_options:
-        raise UsageError("--storage-option is for a remote DEST, and this one is a local folder")
     real_source, real_dest = os.path.realpath(source), os.path.realpath(folder.path)
     if os.path.isdir(source) and os.path.commonpath([real_source, real_dest]) == real_source:
         raise UsageError(
@@ -188,13 +175,13 @@ def map_command(
     max_bytes: str | None = typer.Option(None, help="Cut shards anew, none larger than this."),
     max_count: int | None = typer.Option(None, help="Cut shards anew, none with more samples.", min=1),
     decode: bool = typer.Option(False, "--decode", help="Pass decoded fields instead of bytes."),
-    where: Where = None,
+    where: command.Where = None,
     resume: bool = typer.Option(False, "--resume", help="Go on with an interrupted run."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace the shards in DEST."),
-    as_document: Json = False,
-    workers: Workers = None,
-    ray: Ray = None,
-    storage_option: StorageOption = None,
+    as_document: command.Json = False,
+    workers: command.Workers = None,
+    ray: command.Ray = None,
+    storage_option: command.StorageOption = None,
 ) -> None:
     """Write what a function makes of each sample: a new sample, several, or None to leave it out.
 
@@ -208,7 +195,7 @@ def map_command(
       streamload map filters:large_enough s3://bucket/train s3://bucket/large --ray auto
     """
     options = dict(storage_option or ())
-    with reported_errors("run the same command with --resume to go on"):
+    with command.reported_errors("run the same command with --resume to go on"):
         map_shards(
             _loaded(function),
             source,
@@ -229,10 +216,10 @@ def map_command(
     shards, samples = len(listing.shards), sum(listing.counts or ())
     size = sum(shard.bytes for shard in listing.shards)
     if as_document:
-        print_document({"shards": shards, "samples": samples, "bytes": size})
+        command.print_document({"shards": shards, "samples": samples, "bytes": size})
     else:
         counts = f"{counted(shards, 'shard')}, {counted(samples, 'sample')}, {shown_bytes(size)}"
-        print_line(f"{without_secrets(dest)}: {counts}")
+        command.print_line(f"{without_secrets(dest)}: {counts}")
 
 
 def _loaded(named: str) -> Callable[[Any], Any]:

@@ -22,13 +22,7 @@ from streamload.cli import command
 from streamload.errors import SampleError, ShardNotFoundError, StreamloadError, without_secrets
 from streamload.index.columns import KEY, LABEL, update_columns
 from streamload.index.dataset import Dataset
-from streamload.index.dataset_index import (
-    INDEX_FOLDER,
-    DatasetIndex,
-    IndexedShard,
-    IndexFolder,
-    pack_table,
-)
+from streamload.index.dataset_index import INDEX_FOLDER, DatasetIndex, IndexedShard, IndexFolder, pack_table
 from streamload.index.listing import Listing, Shard, ShardFinder, find_shards, list_shards
 from streamload.index.shard_names import folder_and_name, shard_name
 from streamload.index.streamed_table import ReadShard, differences, read_shard, scan_local
@@ -466,11 +460,7 @@ def _faults(number: int, read: ReadShard, known: Dataset, finder: ShardFinder) -
 
 
 def _undecodable(
-    urls: Sequence[str],
-    progress: Progress,
-    num_workers: int,
-    index: str | None,
-    storage_options: dict[str, Any] | None,
+    urls: Sequence[str], progress: Progress, num_workers: int, index: str | None, storage_options: dict[str, Any] | None
 ) -> list[SampleError]:
     """Decode every field of every sample; return the errors."""
     errors: list[SampleError] = []

@@ -270,10 +270,7 @@ class SamplingOptions:
         return samples if last_rows else start.position + full * order.batch_size * start.world_size
 
     def resolve(
-        self,
-        edges: tuple[int, ...],
-        selected: NDArray[np.bool_] | None,
-        find_labels: Callable[[], Labels],
+        self, edges: tuple[int, ...], selected: NDArray[np.bool_] | None, find_labels: Callable[[], Labels]
     ) -> None:
         """Resolve what the order depends on.
 

@@ -104,11 +104,7 @@ class Mixture:
 
 
 def portions_of(
-    urls: Urls | Mixture,
-    index: str | os.PathLike[str] | None,
-    *,
-    where: Where | None = None,
-    join: Urls | None = None,
+    urls: Urls | Mixture, index: str | os.PathLike[str] | None, *, where: Where | None = None, join: Urls | None = None
 ) -> dict[str, Portion]:
     """Return the datasets of a loader's `urls`: those of a mixture, or one without a name.
 

@@ -108,7 +108,6 @@ def test_another_split_does_not_stay_beside_the_new_ones(tmp_path: Path) -> None
         (["s3://bucket/x", "dest"], "local files only"),
         (["source", "https://127.0.0.1/x"], "cannot be written to"),
         (["source", "s3://"], "no bucket"),
-        (["source", "dest", "--storage-option", "anon=true"], "remote DEST"),
         (["source", "dest", "--max-bytes", "many"], "--max-bytes"),
         (["source", "dest", "--split", "train=0.5"], "add up to 0.5"),
         (["source", "dest", "--max-count", "0"], "max-count"),
