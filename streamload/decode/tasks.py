@@ -113,7 +113,7 @@ class RowTable:
     def __reduce__(self) -> tuple[Any, ...]:
         if len(self) < _PACKED_ROWS:
             return RowTable, (self.values, self.kinds)
-        columns = np.ascontiguousarray(self.values.T)
+        columns = np.array(self.values.T, order="C")  # always a copy
         least = columns.min(axis=1, keepdims=True)
         columns -= least
         return _unpacked, (self.kinds, least, [each.astype(np.min_scalar_type(int(each.max()))) for each in columns])
