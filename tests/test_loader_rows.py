@@ -569,8 +569,10 @@ def test_a_mistake_in_the_program_is_fatal_and_bad_data_is_not(source: str, how:
         for kind in (NameError, AttributeError, TypeError, ImportError, NotImplementedError, MemoryError):
             with pytest.raises((TransformError, DecodeError), match="counts as a mistake in the program: raise Value"):
                 list(loader)
-        for kind in (ValueError, KeyError, IndexError, OSError, RuntimeError, ZeroDivisionError):
+        for kind in (ValueError, KeyError, IndexError, OSError, RuntimeError, ZeroDivisionError, StopIteration):
             assert [batch[0].tolist() for batch in loader] == [[0, 2, 3]]
+    with pytest.raises((TransformError, DecodeError), match="(raised|cls':) StopIteration: no"):
+        batches_of(source, 4, fields=("cls",), **given)
 
 
 def test_a_library_that_is_missing_is_fatal_in_our_decoders_too(

@@ -193,7 +193,7 @@ class FieldReader:
     def is_absent(self, column: Column, row: int) -> bool:
         """Return True if the sample lacks an optional field."""
         is_optional = self._job.fields is None or column.name in self._job.optional_fields
-        return is_optional and int(column.offsets[row]) == MISSING
+        return is_optional and column.offsets.item(row) == MISSING
 
     def encoded(self, work: Work, column: Column, row: int, kind: type[Encoded]) -> Encoded:
         """Return a field's verified bytes as an object of a class; the next call reuses the memory of a memoryview.
@@ -201,10 +201,10 @@ class FieldReader:
         Raises:
             RowError: the field is missing or unreadable, or differs from the index.
         """
-        start, size = int(column.offsets[row]), int(column.sizes[row])
+        start, size = column.offsets.item(row), column.sizes.item(row)  # half the time of indexing
         if start == MISSING:
             raise RowError("SampleError", f"the sample has no field {column.name!r}")
-        shards, shard = work.shards, int(column.shards[row])
+        shards, shard = work.shards, column.shards.item(row)
         if size > shards.listed(shard)[1] - start:
             raise RowError("DecodeError", "the index points beyond the end of the shard; run `streamload index`")
         data: Encoded
@@ -226,7 +226,7 @@ class FieldReader:
                 f"the shard became shorter while it was in use: it ends in the field {column.name!r}; make a new "
                 "loader, and give every version of a dataset a folder of its own",
             )
-        if column.crc32 is not None and zlib.crc32(data) != int(column.crc32[row]):
+        if column.crc32 is not None and zlib.crc32(data) != column.crc32.item(row):
             raise RowError(
                 "DecodeError",
                 f"the bytes of field {column.name!r} are damaged: their crc32 differs; fetch the shard again, "
@@ -341,7 +341,7 @@ class FieldReader:
 
 def field_of(column: Column, row: int) -> str:
     """Return the alternative that a row has."""
-    return column.alternatives[0 if column.which is None else int(column.which[row])]
+    return column.alternatives[0 if column.which is None else column.which.item(row)]
 
 
 class _Gathered(NamedTuple):

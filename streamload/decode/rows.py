@@ -419,6 +419,8 @@ class RowMaker:
     def _failed(self, work: Work, column: Column | None, in_transform: bool, row: int, error: Exception) -> RowFailure:
         """Return the failure of a row, in a column or as a whole; raises exits in the caller's process."""
         of_field = "" if column is None else f" of field {column.name!r}"
+        if error.args == ("coroutine raised StopIteration",) and isinstance(error.__cause__, StopIteration):
+            error = error.__cause__  # the coroutine is ours
         cause: Exception | None = error
         in_program = in_transform or (column is not None and not self._reader.is_built_in(column))
         if isinstance(error, RowError):

@@ -8,6 +8,7 @@ paper fixes; the methods of `numpy.random.Generator` may change between versions
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,16 +29,17 @@ class CounterDraws:
 
     def __init__(self, key: NDArray[np.uint64]) -> None:
         self.bits = np.random.Philox(key=key)
-        self._state = self.bits.state
-        self._state["buffer_pos"] = _WORDS_PER_COUNTER  # nothing is buffered: the next draw starts at the counter
-        self._counter = self._state["state"]["counter"]
+        self._counter = [0] * _WORDS_PER_COUNTER
+        self._state: Any = {  # in lists, which NumPy reads faster than arrays
+            **self.bits.state,
+            "state": {"counter": self._counter, "key": key.tolist()},
+            "buffer": [0] * _WORDS_PER_COUNTER,
+            "buffer_pos": _WORDS_PER_COUNTER,  # nothing is buffered: the next draw starts at the counter
+        }
 
     def set_counter(self, low: int, second: int, third: int = 0, fourth: int = 0) -> None:
         """Continue with the first draw of a counter."""
-        self._counter[0] = low
-        self._counter[1] = second
-        self._counter[2] = third
-        self._counter[3] = fourth
+        self._counter[:] = low, second, third, fourth
         self.bits.state = self._state
 
     def words(self, shard: int, first: int, count: int, passed: int = 0) -> NDArray[np.uint64]:
