@@ -128,6 +128,9 @@ class ProcessPool(Pool):
     # -- workers ---------------------------------------------------------------------------------------------------
 
     def _start(self, number: int, launched: Child | None = None) -> _Worker:
+        if launched is not None and launched.wait(0.0) is not None:  # before there was anything to do
+            launched.close()
+            launched = None
         worker = _Worker(self, number, launched or launch(WORKER))
         worker.channel.send(self._setup._replace(worker=number))
         return worker

@@ -54,6 +54,14 @@ def test_workers_that_die_at_every_start_end_the_pass(source: str) -> None:
             list(loader)
 
 
+def test_workers_killed_before_the_first_pass_are_replaced(source: str) -> None:
+    with StreamLoader(source, 5, fields=("cls",), num_workers=3) as loader:
+        wait_until(lambda: len(children("streamload.workers.worker")) == 3)
+        for process in children("streamload.workers.worker"):
+            os.kill(process.pid, signal.SIGKILL)
+        assert len(list(loader)) == 6
+
+
 @pytest.mark.exhaustive
 def test_workers_killed_while_idle_are_replaced_with_their_numbers(source: str, tmp_path: Path) -> None:
     def note(worker: int) -> None:
