@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
 import socket
 
@@ -10,7 +11,7 @@ from streamload.memory.unnamed import raise_descriptor_limit
 from streamload.workers.launch import STACK_SIGNAL, Child, start_workers
 
 
-def main(socket_number: int, words_number: int, _progress: int, trainer: int, workers: int) -> None:
+def main(socket_number: int, words_number: int, progress_number: int, trainer: int, workers: int) -> None:
     """Run a feeder with so many workers for the trainer's process. The first three are descriptors."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the trainer had it blocked until here
@@ -21,6 +22,7 @@ def main(socket_number: int, words_number: int, _progress: int, trainer: int, wo
     if workers:
         from streamload.workers import worker
 
+        os.write(progress_number, b"\1")  # from here on it is not killed, since it must wait for its workers
         early = start_workers(workers, worker.run)
     from streamload.feeder import process
 

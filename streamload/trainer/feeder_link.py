@@ -297,8 +297,9 @@ class Connection:
 
     def close(self) -> None:
         """End the feeder and wait for it, shortly if user code runs. Idempotent."""
-        if self._child is not None and not self.configured and not self.closed:
-            self._child.end(0.0)  # it has nothing to finish, and may be busy with imports
+        child = self._child
+        if child is not None and not self.configured and not self.closed and os.pread(child.progress, 1, 0) == b"\0":
+            child.end(0.0)  # it has neither work nor workers, and may be busy with imports
         self._end()
         self.messages.clear()
         self.batches.clear()

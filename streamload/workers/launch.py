@@ -48,7 +48,7 @@ class Child:
         socket: our end of the socket pair.
         theirs: the other end, closed here once the process has it.
         words: a descriptor of memory for its last words and stacks.
-        progress: a descriptor of `PROGRESS_BYTES` of memory, which a worker writes.
+        progress: a descriptor of `PROGRESS_BYTES` of memory, which a worker writes, and a feeder that has workers.
     """
 
     def __init__(self) -> None:

@@ -148,6 +148,26 @@ def test_sigkill_to_the_feeder_ends_workers_that_sleep_in_user_code(source: str,
         assert wait_until(lambda: gone(pids))
 
 
+NEVER_ITERATED = """
+import ctypes, os, sys, time, psutil
+from streamload import StreamLoader
+
+ctypes.CDLL(None).prctl(36, 1)  # orphans become children of this process, as of the first one of a container
+for workers in (0, 2):
+    loader = StreamLoader(sys.argv[1], 10, num_workers=2)
+    while workers and len(psutil.Process().children(recursive=True)) < 3:
+        time.sleep(0.01)
+    time.sleep(0.5 if workers else 0.0)
+    loader.close()
+    assert not psutil.Process().children(), workers
+"""
+
+
+def test_a_loader_that_is_never_iterated_leaves_no_process(preloaded: Preloaded, source: str) -> None:
+    ended = preloaded.run(NEVER_ITERATED, source)
+    assert (ended.status, ended.output) == (0, "")
+
+
 def test_ctrl_c_ends_everything_with_one_traceback(preloaded: Preloaded, source: str) -> None:
     script, pids = start_script(preloaded, source)
     os.killpg(script.pid, signal.SIGINT)  # a terminal sends it to the whole group
