@@ -73,7 +73,8 @@ def _start(setup: WorkerSetup, send: Callable[[Any], None]) -> TaskRunner:
         with suppress(OSError):  # the feeder is gone, and this process ends soon
             send(logged)
 
-    sys.path[:] = setup.import_path  # the program's may have changed since this process began
+    # The program's may have changed since this process began, and another node has its own.
+    sys.path[:] = dict.fromkeys((*setup.import_path, *sys.path))
     set_log_levels(setup.log_levels)
     forward_records(forward)
     job = load_job(setup.job)
