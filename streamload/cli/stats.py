@@ -249,22 +249,24 @@ def bench_command(
         measured, spent_s = loader.statistics().since(before), last - first
         setup = f"batch_size={batch_size}, {counted(loader.num_workers, 'worker')}, fields {', '.join(chosen)}"
         setup += ", not decoded" if raw else f", RandomResizedCrop({_CROP})" if images else ""
-        samples_per_s, bytes_per_s = measured.samples / spent_s, measured.payload_bytes / spent_s
     if as_document:
         command.print_document(
             {
-                **measured.as_dict(),
                 "loader": setup,
                 "first_batch_s": first - started,
+                "samples": measured.samples,
+                "batches": measured.batches,
                 "seconds": spent_s,
-                "samples_per_s": samples_per_s,
-                "payload_bytes_per_s": bytes_per_s,
+                "payload_bytes": measured.payload_bytes,
+                "samples_per_s": measured.samples / spent_s,
+                "payload_bytes_per_s": measured.payload_bytes / spent_s,
                 "limited_by": measured.verdict,
+                "statistics": measured.as_dict(),
             }
         )
         return
     command.print_line(f"{setup}\nfirst batch after {first - started:.2f} s")
-    rates = f"{samples_per_s:,.0f} samples/s, {shown_bytes(bytes_per_s)}/s"
+    rates = f"{measured.samples / spent_s:,.0f} samples/s, {shown_bytes(measured.payload_bytes / spent_s)}/s"
     size = f"{counted(measured.samples, 'sample')} in {counted(measured.batches, 'batch')}"
     command.print_line(f"{rates} as stored, measured over {size} and {spent_s:.1f} s after the first batch")
     command.print_line(f"limited by {measured.verdict}")

@@ -46,7 +46,9 @@ def test_bench_counts_batches_after_the_first(arrays: Path) -> None:
     assert lines[3].startswith("limited by ")
     found = json.loads("".join(bench(arrays, "--batch-size", 10, "--batches", 2, "--json")))
     assert (found["samples"], found["batches"], found["loader"]) == (20, 2, lines[0])
+    assert isinstance(found["samples"], int)
     for name in ("samples", "payload_bytes"):
+        assert found["statistics"][name] == found[name]
         assert found[f"{name}_per_s"] == pytest.approx(found[name] / found["seconds"])
 
 
