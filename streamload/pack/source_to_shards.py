@@ -164,11 +164,10 @@ def _refuse_others(options: SourceOptions, kind: str, accepted: set[str]) -> Non
 
 def _refuse_resizing(samples: Sequence[SourceSample]) -> None:
     fields = [[member.field for member in sample.members if member.field is not None] for sample in samples]
-    if any(sum(map(is_image, names)) > 1 for names in fields):
-        raise UsageError("--resize is for one image in each sample, and there are several, of which one may be a mask")
     known = {name for names in fields for name in names}
-    if not known.isdisjoint(ARRAY_FIELDS) or (known and not any(map(is_image, known))):
-        raise UsageError("--resize is for images, and the source holds other files, such as arrays")
+    others = not known.isdisjoint(ARRAY_FIELDS) or (known and not any(map(is_image, known)))
+    if others or any(sum(map(is_image, names)) > 1 for names in fields):
+        raise UsageError("--resize is for images, one in each sample; the source holds others, such as masks or arrays")
 
 
 def _plan(

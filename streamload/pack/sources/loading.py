@@ -19,7 +19,7 @@ from streamload.decode.array_files import npy_layout
 from streamload.images import Resize
 from streamload.images.files import image_size, read_with_pillow
 from streamload.images.jpeg import frame_and_scan, is_jpeg
-from streamload.pack.sources.source import SourceFile, extension_of, is_image
+from streamload.pack.sources.source import SourceFile, is_image
 
 _END_OF_IMAGE = b"\xff\xd9"
 _ORIENTATION = 0x0112  # of EXIF
@@ -29,9 +29,7 @@ _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 def load(member: SourceFile) -> bytes:
     """Return the bytes of a member. Raises ValueError, which says why it cannot be packed."""
     if member.field is None:
-        missing = "it has no extension to name its field"
-        is_odd = extension_of(member.path)
-        raise ValueError("it is of another kind than most files in the class folders" if is_odd else missing)
+        raise ValueError("it is of another kind than most files in the class folders, or its extension names no field")
     data = member.content
     try:
         data = read_regular(member.path) if data is None else data

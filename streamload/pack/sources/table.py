@@ -446,9 +446,8 @@ def _separated_rows(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]
 
 
 def _check_header(path: str, header: Sequence[str]) -> None:
-    if len(set(header)) != len(header):
-        twice = next(name for name in header if header.count(name) > 1)
-        raise UsageError(f"{path!r} has two columns called {twice!r}; rename one of them")
+    if twice := [name for name, count in Counter(header).items() if count > 1]:
+        raise UsageError(f"{path!r} has two columns called {twice[0]!r}; rename one of them")
 
 
 def _json_table(path: str) -> Table:
