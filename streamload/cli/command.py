@@ -20,7 +20,7 @@ FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 _REMOVED = {
     "--crop": "leave it out; images are cropped to 224 pixels",
     "--field": "`stats --pixels` describes images",
-    "--json": "`ls --json` prints samples",
+    "--json": "`ls --samples --json` prints samples",
     "--partition": "give --split-column, with the table of labels as the source",
     "--plot": "`loader.trace` records a run for Perfetto",
     "--ray": "leave it out; one pass of this machine is enough",
