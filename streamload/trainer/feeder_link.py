@@ -299,6 +299,7 @@ class Connection:
         """End the feeder and wait for it, shortly if user code runs. Idempotent."""
         child = self._child
         if child is not None and not self.configured and not self.closed and os.pread(child.progress, 1, 0) == b"\0":
+            self._channel.close(ends=True)
             child.end(0.0)  # it has neither work nor workers, and may be busy with imports
         self._end()
         self.messages.clear()
