@@ -177,12 +177,17 @@ def test_augmentation_does_not_depend_on_what_comes_first(source: str) -> None:
     def of_globals_at_once(value: int) -> list[float]:
         return [value, random.random(), float(np.random.rand()), float(torch.rand(()))]
 
-    def batches(function: Any) -> list[Any]:
-        with loader_of(source, shuffle=True, transform={"cls": function}) as loader:
+    async def waiting_decoder(data: bytes) -> int:
+        await asyncio.sleep(0.001 * (7 - int(data)))
+        return int(data)
+
+    def batches(function: Any, **options: Any) -> list[Any]:
+        with loader_of(source, shuffle=True, transform={"cls": function}, **options) as loader:
             return [[column.tolist() for column in batch] for (batch,) in loader]
 
     assert batches(waiting) == batches(plain)
     assert batches(of_globals) == batches(of_globals_at_once)
+    assert batches(of_globals_at_once, decode={"cls": waiting_decoder}) == batches(of_globals_at_once)
 
 
 def test_a_loop_is_kept_from_batch_to_batch_and_closed_with_its_owner(source: str) -> None:

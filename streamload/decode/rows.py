@@ -307,13 +307,14 @@ class RowMaker:
                     value, function, decoded = self._decoded(work, field, functions.by_field, row, rng)
                     if loop is not None and isawaitable(value):
                         value = await value
+                        self.seeds.seed(random, *names[row])  # other rows may have run, and drawn
                     if function is not None:
                         making[row] = field.column, True
                         value = function(value, rng, field.values.places[row])
                         value = self._checked(await value if loop is not None and isawaitable(value) else value)
                         field.transform_s += perf_counter() - decoded
                     field.values[row] = value
-                    if loop is not None:  # other rows may have run, and drawn
+                    if loop is not None:
                         self.seeds.seed(random, *names[row])
                 making[row] = None, True
                 if self._on_samples:
