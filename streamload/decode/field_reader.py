@@ -19,15 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.decode.array_files import npy_layout
-from streamload.decode.collate import (
-    ABSENT,
-    PlacedRows,
-    Rows,
-    are_apart,
-    by_first_row,
-    copied_together,
-    owned,
-)
+from streamload.decode.collate import ABSENT, PlacedRows, Rows, are_apart, by_first_row, copied_together, owned
 from streamload.decode.decoders import Decoder, Encoded, decoder_for
 from streamload.decode.failure import Attempt
 from streamload.decode.tasks import Column, Job, RowFailure, RowTable, by_shard
@@ -307,11 +299,7 @@ class FieldReader:
         return batches
 
     def _row_reader(
-        self,
-        work: Work,
-        column: Column,
-        failed: Callable[[int, Exception], RowFailure],
-        gathered: _Gathered | None,
+        self, work: Work, column: Column, failed: Callable[[int, Exception], RowFailure], gathered: _Gathered | None
     ) -> Callable[[list[Any], range], None]:
         """Return a function that sets the values of some rows; it is called for all rows in order."""
         decode, of_bytes = self.decoding(column.alternatives[0])

@@ -37,17 +37,7 @@ from streamload.arguments import as_python
 from streamload.errors import ShardNotFoundError, without_secrets
 from streamload.images.files import PIXEL_LIMIT, decode_image, readable_jpeg_header
 from streamload.images.jpeg import JpegHeader, decode_jpeg, smallest_scale
-from streamload.images.placing import (
-    MODES,
-    Image,
-    check_image,
-    copied,
-    fits,
-    opencv,
-    placed,
-    takes,
-    writable_in_order,
-)
+from streamload.images.placing import MODES, Image, check_image, copied, fits, opencv, placed, takes, writable_in_order
 
 STATISTICS_NAME = "statistics.json"
 _MOST_BYTES = 1 << 20
