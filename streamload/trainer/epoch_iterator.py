@@ -191,7 +191,8 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                     batch = self._next(receive)
             except StopIteration:
                 # Not sooner: a state must not depend on when they came.
-                self._link.counts = self._link.counts or self.connection.counts
+                link = self._link
+                link.counts = link.counts or self.connection.counts
                 self._finish()
                 if self._gave_s is None:
                     self._on_nothing(self._start)
