@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from streamload.decode.array_files import decode_npy
+from streamload.decode.decoders import decode_npy
 from streamload.images import RandomResizedCrop
 
 CROP = 224

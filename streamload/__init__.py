@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from streamload import errors, images
     from streamload.errors import StreamloadError
     from streamload.loader import StreamLoader
+    from streamload.options import RayFeeders
     from streamload.pack.packing import map_shards, pack
-    from streamload.ray_feeders import RayFeeders
-    from streamload.sampling.mixture import Mixture, Portion
+    from streamload.sampling.arguments import Mixture, Portion
     from streamload.statistics import Statistics
     from streamload.tar_dataset import TarDataset
     from streamload.write.shard_writer import ShardWriter
@@ -41,9 +41,9 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Mixture": "streamload.sampling.mixture",
-    "Portion": "streamload.sampling.mixture",
-    "RayFeeders": "streamload.ray_feeders",
+    "Mixture": "streamload.sampling.arguments",
+    "Portion": "streamload.sampling.arguments",
+    "RayFeeders": "streamload.options",
     "ShardWriter": "streamload.write.shard_writer",
     "Statistics": "streamload.statistics",
     "StreamLoader": "streamload.loader",

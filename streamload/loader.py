@@ -16,18 +16,16 @@ from typing import Any, Literal, NoReturn, Self
 from streamload.arguments import advises, as_python, check_int
 from streamload.decode.tasks import OnError, Transform
 from streamload.errors import SampleError, without_secrets
-from streamload.options import Options, rank_and_world_size
+from streamload.options import Options, RayFeeders, rank_and_world_size
 from streamload.order.options import batches_per_rank
 from streamload.order.share import EpochStart
 from streamload.order.state import LoaderState, check, fingerprint
-from streamload.ray_feeders import RayFeeders
-from streamload.sampling.arguments import SamplingOptions, Weights
-from streamload.sampling.mixture import Mixture, portions_of
-from streamload.sampling.selection import Where
+from streamload.sampling.arguments import Mixture, SamplingOptions, Weights, portions_of
+from streamload.sampling.expression import Where
 from streamload.statistics import Meter, Statistics
 from streamload.storage.local_files import replace_file
 from streamload.storage.protocol import UNKNOWN_BYTES
-from streamload.storage.urls import Urls
+from streamload.storage.storages import Urls
 from streamload.tar.extensions import Decode
 from streamload.text import counted
 from streamload.trace import trace_json

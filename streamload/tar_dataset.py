@@ -27,22 +27,27 @@ from streamload.errors import DatasetIndexError, SampleError, ShardChangedError,
 from streamload.feeder.planned import PlannedRows, locate
 from streamload.fetch.range_reader import ByteRange, joined_ranges
 from streamload.fetch.resident import fetched_shards, open_listed
-from streamload.index.columns import LABEL
-from streamload.index.dataset import Dataset
+from streamload.index.dataset import LABEL, Dataset
 from streamload.index.listing import Listing
 from streamload.memory.mapped import Bytes
 from streamload.options import Options
 from streamload.order.plan import RowBlock
 from streamload.order.randomness import SampleRandomness
-from streamload.sampling.mixture import Portion
-from streamload.sampling.selection import Where
-from streamload.storage.urls import Urls
+from streamload.sampling.arguments import Portion
+from streamload.sampling.expression import Where
+from streamload.storage.storages import Urls
 from streamload.tar.decompression import compression_of
 from streamload.tar.extensions import Decode
 from streamload.tar.scan import scan_file
 from streamload.text import counted
-from streamload.trainer.checks import SkippedMembers, warn_of_unused_decoders
-from streamload.trainer.feeder_link import FeederClient, OpenDataset, listing_places, named_places
+from streamload.trainer.feeder_link import (
+    FeederClient,
+    OpenDataset,
+    SkippedMembers,
+    listing_places,
+    named_places,
+    warn_of_unused_decoders,
+)
 
 # Maximum open local shards; by default a process may have 1,024 open files.
 _OPEN_SHARDS = 64

@@ -13,7 +13,7 @@ import typer
 from streamload.arguments import parse_bytes
 from streamload.cli import command
 from streamload.errors import ShardNotFoundError, StorageError, without_secrets
-from streamload.index.columns import MOST_CLASSES_BYTES, parse_class_names
+from streamload.index.dataset import MOST_CLASSES_BYTES, parse_class_names
 from streamload.index.listing import list_shards
 from streamload.pack.output import UsageError, shown_bytes
 from streamload.pack.packing import map_shards
@@ -24,7 +24,7 @@ from streamload.pack.sources.source import SourceOptions
 from streamload.storage.protocol import escaped
 from streamload.storage.storages import Storages
 from streamload.text import counted
-from streamload.write.destination import Destination
+from streamload.write.shard_writer import Destination
 
 app = typer.Typer(pretty_exceptions_enable=False)
 

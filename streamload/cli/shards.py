@@ -20,21 +20,19 @@ from numpy.typing import NDArray
 import streamload
 from streamload.cli import command
 from streamload.errors import SampleError, ShardNotFoundError, StreamloadError, without_secrets
-from streamload.index.columns import KEY, LABEL, update_columns
-from streamload.index.dataset import Dataset
+from streamload.index.dataset import KEY, LABEL, Dataset, update_columns
 from streamload.index.dataset_index import INDEX_FOLDER, DatasetIndex, IndexedShard, IndexFolder, pack_table
-from streamload.index.listing import Listing, Shard, ShardFinder, find_shards, list_shards
-from streamload.index.shard_names import folder_and_name, shard_name
+from streamload.index.listing import Listing, Shard, ShardFinder, find_shards, folder_and_name, list_shards, shard_name
 from streamload.index.streamed_table import ReadShard, differences, read_shard, scan_local
 from streamload.pack.output import Progress, UsageError, say, shown_bytes
-from streamload.pack.pools import Pool, ray_pool
+from streamload.pack.run import Pool, ray_pool
 from streamload.sampling.expression import CLASS_NAME, FRACTION
 from streamload.storage.download import Pin
 from streamload.storage.protocol import UNKNOWN_BYTES, WEB, protocol_of
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
 from streamload.tar.header_chain import LINK, MISSING_END
-from streamload.tar.table import ShardTable
+from streamload.tar.scan import ShardTable
 from streamload.text import counted
 from streamload.workers.launchers import available_processors
 

@@ -26,7 +26,7 @@ from streamload.pack.output import Progress, UsageError, shown_bytes
 from streamload.storage.protocol import WEB, protocol_of
 from streamload.storage.storages import Storages
 from streamload.tar.extensions import is_image
-from streamload.tar.table import MISSING, ShardTable
+from streamload.tar.scan import MISSING, ShardTable
 from streamload.text import counted, listed
 
 _LABELS_SHOWN = 20

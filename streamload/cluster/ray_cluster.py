@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from streamload.errors import ClusterError
-from streamload.ray_feeders import is_host_and_port
+from streamload.options import is_host_and_port
 
 _log = logging.getLogger("streamload")
 

@@ -12,7 +12,7 @@ import cloudpickle
 from streamload.arguments import did_you_mean
 from streamload.decode.tasks import Failure, Original, RowFailure
 from streamload.errors import CollateError, DecodeError, SampleError, ShardChangedError, StreamloadError, TransformError
-from streamload.tar.table import ShardTable
+from streamload.tar.scan import ShardTable
 from streamload.text import listed
 
 _ERRORS_OF_ROWS: dict[str, type[SampleError | ShardChangedError]] = {

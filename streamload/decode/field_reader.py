@@ -18,15 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.array_files import npy_layout
 from streamload.decode.collate import ABSENT, PlacedRows, Rows, are_apart, by_first_row, copied_together, owned
-from streamload.decode.decoders import Decoder, Encoded, decoder_for
+from streamload.decode.decoders import Decoder, Encoded, decoder_for, npy_layout
 from streamload.decode.failure import Attempt
 from streamload.decode.tasks import Column, Job, RowFailure, RowTable, by_shard
 from streamload.memory.mapped import Bytes, gather, map_memory, read_fully
 from streamload.order.randomness import SampleRandomness
 from streamload.tar.extensions import KIND_OF, Kind, decodes_as_built_in, is_array, is_image, last_extension
-from streamload.tar.table import MISSING
+from streamload.tar.scan import MISSING
 
 _INT64_DIGITS = 18  # every number with this many digits fits an int64
 # With fewer rows in each shard, reading them one by one is faster than shard by shard.

@@ -27,7 +27,7 @@ from streamload.errors import without_secrets
 from streamload.images.operations import Compose, ToTensor, is_ours, steps_of
 from streamload.images.placing import takes
 from streamload.order.randomness import SampleRandomness
-from streamload.tar.table import MISSING
+from streamload.tar.scan import MISSING
 
 T = TypeVar("T")
 

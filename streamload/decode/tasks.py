@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from streamload.order.shard_counts import distinct
 from streamload.tar.extensions import Decode
-from streamload.tar.scan import ScannedPiece
-from streamload.tar.table import MISSING, ShardTable
+from streamload.tar.scan import MISSING, ScannedPiece, ShardTable
 
 # Longer tables are packed for sending: a message larger than the socket's buffer blocks the sender until the worker is
 # idle and reads it.

@@ -16,8 +16,7 @@ from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.tasks import RowsDone, RowTask, ScanDone, ScanTask, WorkerSetup
 from streamload.errors import without_secrets
 from streamload.feeder import messages
-from streamload.feeder.scans import Scans
-from streamload.feeder.stream import BatchStream, Engine
+from streamload.feeder.stream import BatchStream, Engine, Scans
 from streamload.fetch.budget import budget_for, bytes_for_parts, requests_at_once
 from streamload.fetch.disk_cache import DiskCache
 from streamload.fetch.fetcher import Fetcher

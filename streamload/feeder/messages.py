@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamload.decode.tasks import BatchDone, Failure, RowFailure
 from streamload.fetch.range_reader import ByteRange, RangeReader
-from streamload.index.columns import read_class_names, read_columns, read_labels
+from streamload.index.dataset import read_class_names, read_columns, read_labels
 from streamload.index.listing import Listing, list_shards, shard_infos
 from streamload.storage.storages import Storages
-from streamload.tar.table import ShardTable
+from streamload.tar.scan import ShardTable
 
 if TYPE_CHECKING:
     from streamload.fetch.resident import Fetching

@@ -15,7 +15,7 @@ from streamload.fetch.parts import NUMBER_BITS, PART_BYTES
 from streamload.index.dataset import Dataset
 from streamload.order.plan import RowBlock
 from streamload.order.shard_counts import distinct
-from streamload.tar.table import MISSING, ShardTable
+from streamload.tar.scan import MISSING, ShardTable
 
 
 class PlannedRows(NamedTuple):

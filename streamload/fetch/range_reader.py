@@ -12,7 +12,7 @@ from streamload.index.listing import Listing
 from streamload.limits import SMALL_REQUESTS
 from streamload.storage.download import Pin, read_range
 from streamload.storage.storages import Storages
-from streamload.tar.table import ShardTable
+from streamload.tar.scan import ShardTable
 
 # Maximum gap to coalesce.
 _GAP_BYTES = 128 << 10

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from streamload.images.files import grey, palette, unchanged
-from streamload.images.joint import Joint
 from streamload.images.operations import (
     CenterCrop,
     Compose,
+    Joint,
     Normalize,
     RandomCrop,
     RandomHorizontalFlip,

@@ -6,6 +6,7 @@ names its table files by their content, so a reader sees either the old or the n
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -14,7 +15,7 @@ import struct
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
@@ -25,11 +26,10 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.errors import DatasetIndexError, StreamloadError, without_secrets
-from streamload.index.shard_names import locked_folder, read_if_there
+from streamload.errors import DatasetIndexError, ShardNotFoundError, StreamloadError, without_secrets
 from streamload.storage.protocol import Storage
 from streamload.tar.decompression import compression_of
-from streamload.tar.table import ShardTable, starts_of, stretches
+from streamload.tar.scan import ShardTable, starts_of, stretches
 from streamload.text import counted
 
 _log = logging.getLogger("streamload")
@@ -606,3 +606,29 @@ def _runs(entries: Sequence[IndexedShard], packed: _Packed) -> Iterator[_Run]:
         run_bytes += size
     if run:
         yield run
+
+
+def read_if_there(storage: Storage, url: str, most_bytes: int) -> bytes | None:
+    """Read a small file; None if it does not exist, or is the page that some web servers send in its place.
+
+    Raises StorageError if it cannot be read.
+    """
+    try:
+        content = storage.read_bytes(url, most_bytes=most_bytes)
+    except ShardNotFoundError:
+        return None
+    return None if content[:100].lstrip()[:1] == b"<" else content
+
+
+@contextmanager
+def locked_folder(folder: str) -> Iterator[None]:
+    """Exclude other writers of a folder, if it is local and its file system has locks."""
+    descriptor = -1
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)

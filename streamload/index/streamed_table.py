@@ -13,8 +13,7 @@ from streamload.storage.download import Pin, download
 from streamload.storage.local_files import LocalStorage, open_regular
 from streamload.storage.protocol import Storage
 from streamload.tar.decompression import Decompressor, compression_of
-from streamload.tar.scan import Scanner, scan_file
-from streamload.tar.table import ShardTable
+from streamload.tar.scan import Scanner, ShardTable, scan_file
 
 _TO_THE_END = 1 << 62
 

@@ -21,9 +21,9 @@ from streamload.index.dataset_index import is_plain_name
 from streamload.index.listing import Listing
 from streamload.pack.calling import Decode, PackCalls, SourceShard, mapped_samples
 from streamload.pack.output import UsageError
-from streamload.pack.pools import Pool, pickled_by_value
 from streamload.pack.run import (
     SHARDS,
+    Pool,
     Record,
     Span,
     Target,
@@ -32,12 +32,12 @@ from streamload.pack.run import (
     estimated_spans,
     numbered,
     pack_into,
+    pickled_by_value,
     shard_spans,
 )
-from streamload.sampling.mixture import Portion
-from streamload.sampling.selection import Selection, Where
-from streamload.storage.storages import Storages
-from streamload.storage.urls import Urls
+from streamload.sampling.arguments import Portion
+from streamload.sampling.expression import Selection, Where
+from streamload.storage.storages import Storages, Urls
 from streamload.tar.decompression import without_compression
 from streamload.trainer.feeder_link import FeederClient, named_places
 from streamload.write.shard_writer import check_counts

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from streamload.errors import without_secrets
 from streamload.pack.output import UsageError, say, shown_bytes, shown_time
-from streamload.pack.pools import Pool
 from streamload.pack.run import (
     Append,
     Fault,
+    Pool,
     Record,
     Target,
     Task,
@@ -52,7 +52,7 @@ from streamload.tar.header_chain import BLOCK_BYTES
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_header
 from streamload.tar.scan import LABEL_FIELD
 from streamload.text import counted
-from streamload.write.destination import too_large
+from streamload.write.shard_writer import too_large
 
 _ORDER, _SPLIT = 0, 1  # the purposes of random streams
 _NO_LABEL = -(1 << 63)

@@ -22,8 +22,7 @@ from streamload.memory.mapped import Bytes
 from streamload.order.share import EpochStart
 from streamload.statistics import Meter
 from streamload.text import counted
-from streamload.trainer.checks import SkippedMembers
-from streamload.trainer.feeder_link import Connection, FeederDiedError, FeederLink, second_death
+from streamload.trainer.feeder_link import Connection, FeederDiedError, FeederLink, SkippedMembers, second_death
 
 _log = logging.getLogger("streamload")
 

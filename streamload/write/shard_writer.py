@@ -2,28 +2,344 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
+import secrets
+import tempfile
 import warnings
-from collections.abc import Mapping
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Self
+from io import BufferedWriter, FileIO
+from itertools import accumulate
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from streamload.arguments import advises, check_int, parse_bytes
 from streamload.errors import StorageError, StreamloadError, without_secrets
-from streamload.index.dataset_index import IndexedShard
-from streamload.index.shard_names import SHARD_WRITER, ShardNaming, destination_of, write_mark
+from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, IndexFolder, locked_folder
+from streamload.index.listing import SHARD_WRITER, ShardNaming, destination_of, write_mark
+from streamload.storage.local_files import LocalStorage, local_path
+from streamload.storage.protocol import WEB, ShardInfo, Storage, escaped, protocol_of
 from streamload.storage.storages import Storages
-from streamload.tar.header_writer import member_header
-from streamload.tar.scan import LABEL_FIELD
-from streamload.tar.table import ShardTable
+from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, member_header, padding
+from streamload.tar.scan import LABEL_FIELD, ShardTable
 from streamload.text import counted
 from streamload.warn_at_caller import warn_at_caller
-from streamload.write.destination import ConsecutiveShards, Destination, indexed
 from streamload.write.encode import encode_field
-from streamload.write.shard_file import Member
+
+_BUFFER_BYTES = 1 << 17
+_MAX_FIELDS = 1 << 16
+
+Member = tuple[str, bytes, bytes]  # a field, its header blocks and its payload
+
+
+def size_of(members: Sequence[Member]) -> int:
+    """Return the bytes of a sample in a shard."""
+    return sum(member_bytes(header, len(payload)) for _, header, payload in members)
+
+
+class GrowingShard:
+    """An open file, and the table of its content. Not thread-safe.
+
+    In a local folder it is `.<name>.<random>.partial` until `publish()`, locked while the writer lives. For a bucket it
+    is an unnamed temporary file (a hidden one on systems that cannot reopen it).
+
+    Attributes:
+        bytes: the size of the shard if it ended here.
+        keys: the keys of the samples so far, in order.
+    """
+
+    def __init__(self, name: str, folder: str | None, *, durable: bool) -> None:
+        """Create the file in a local folder, or a temporary one. Raises OSError.
+
+        Without `durable`, a shard may be short or empty if the machine crashes within half a minute.
+        """
+        self.name = name
+        self.bytes = len(END_OF_ARCHIVE)
+        self.keys: dict[str, None] = {}
+        self._durable = durable
+        self._hidden: str | None = None
+        self._file: Any  # a BufferedWriter, or its wrapper that deletes the file
+        if folder is None:
+            temporary = tempfile.TemporaryFile if os.path.isdir("/proc/self/fd") else tempfile.NamedTemporaryFile
+            self._file = temporary("wb", _BUFFER_BYTES, prefix=".streamload-")
+        else:
+            self._hidden = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.partial")
+            descriptor = os.open(self._hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            with suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file = BufferedWriter(FileIO(descriptor, "wb"), _BUFFER_BYTES)
+        self._fields: dict[str, int] = {}
+        self._members = array("q")  # offset, size, field and CRC-32 of each
+        self._sample_start = array("q", [0])
+        self._labels: list[int | None] = []
+
+    def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
+        """Append a sample. Raises ValueError for too many distinct fields, before any change, and OSError."""
+        if len(self._fields) + len({field for field, _, _ in members} - self._fields.keys()) > _MAX_FIELDS:
+            raise ValueError(f"with sample {key!r} this shard would have more than {_MAX_FIELDS} distinct fields")
+        position = self.bytes - len(END_OF_ARCHIVE)
+        for field, header, payload in members:
+            self._file.writelines((header, payload, padding(len(payload))))
+            number = self._fields.setdefault(field, len(self._fields))
+            self._members.extend((position + len(header), len(payload), number, zlib.crc32(payload)))
+            position += member_bytes(header, len(payload))
+        self.bytes = position + len(END_OF_ARCHIVE)
+        self.keys[key] = None
+        self._sample_start.append(len(self._members) // 4)
+        self._labels.append(label)
+
+    def publish(self, storage: Storage, url: str, *, replace: bool) -> ShardTable:
+        """Complete the shard under its url, wholly or not at all; return its table.
+
+        Raises StorageError and OSError; in a local folder FileExistsError, unless `replace`.
+        """
+        self._file.write(END_OF_ARCHIVE)
+        self._file.flush()
+        if self._hidden is None:
+            name = self._file.name
+            storage.write(url, name if isinstance(name, str) else f"/proc/self/fd/{name}")
+        else:
+            self._rename(self._hidden, replace=replace)
+        self.discard()
+        offsets, sizes, fields, crc32 = np.array(self._members, np.int64).reshape(-1, 4).T
+        keys = [key.encode("utf-8") for key in self.keys]
+        labels = [label for label in self._labels if label is not None]
+        return ShardTable(
+            shard_bytes=self.bytes,
+            fields=tuple(self._fields),
+            member_offset=offsets.copy(),
+            member_size=sizes.copy(),
+            member_field=fields.astype(np.uint16),
+            sample_start=np.array(self._sample_start, np.int64),
+            key_bytes=np.frombuffer(b"".join(keys), np.uint8),
+            key_start=np.array(list(accumulate(map(len, keys), initial=0)), np.int64),
+            member_crc32=crc32.astype(np.uint32),
+            labels=np.array(labels, np.int64) if len(labels) == len(self._labels) else None,
+        )
+
+    def _rename(self, hidden: str, *, replace: bool) -> None:
+        folder, path = os.path.dirname(hidden), os.path.join(os.path.dirname(hidden), self.name)
+        if self._durable:
+            os.fsync(self._file.fileno())
+        self._file.close()
+        with locked_folder(folder):  # a hard link would check and name in one step, but exFAT, SMB and FUSE have none
+            if not replace and os.path.lexists(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            os.replace(hidden, path)
+        if self._durable:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def discard(self) -> None:
+        """Close and remove the file without writing what is buffered. Idempotent."""
+        self._file.raw.close()
+        self._file.close()
+        if self._hidden is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(self._hidden)
+
+
+_HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{16}\.partial")
+
+
+class Destination:
+    """A folder for shards. Every method may raise OSError or StreamloadError.
+
+    Attributes:
+        folder: its path or url, without a slash at the end.
+        path: its path; None if it is remote.
+        storage: its storage.
+        index: the folder of its index.
+    """
+
+    def __init__(self, folder: str, storages: Storages, *, durable: bool = True) -> None:
+        """Write nothing yet; `durable` flushes local files to the disk.
+
+        Raises:
+            ValueError: the url names no folder.
+            StorageError: it names a web server, or a file.
+        """
+        if folder.endswith(":") or ("://" in folder and not folder.rstrip("/").partition("://")[2]):
+            raise ValueError(f"{folder!r} names no bucket or folder; give one, as in s3://bucket/train")
+        if protocol_of(folder) in WEB:
+            url = without_secrets(folder)
+            raise StorageError("a web server cannot be written to; name a bucket or a folder", url=url)
+        self.storage = storages.for_url(folder.rstrip("/") or "/")
+        self.path = None
+        if isinstance(self.storage, LocalStorage):
+            folder = local_path(folder) if folder.startswith("file:") else folder
+            if os.path.isfile(folder):
+                raise StorageError("this is a file; name a folder", url=folder)
+            self.storage = LocalStorage(durable=durable)
+            self.path = folder.rstrip("/") or "/"
+        self.folder = folder.rstrip("/") or "/"
+        self.index = IndexFolder(self.storage, f"{self.folder}/{INDEX_FOLDER}")
+        self._durable = durable
+        self._created: list[str] = []
+
+    def existing(self, names: ShardNaming) -> list[str]:
+        """Return the existing shards with such names, sorted."""
+        listed = [info.url.rpartition("/")[2] for info in self.storage.list(f"{escaped(self.folder)}/*")]
+        return sorted(filter(names.matches, listed))
+
+    def remove(self, names: ShardNaming, shards: Sequence[str]) -> None:
+        """Remove the index entries of all shards with such names, then some shards."""
+        self.index.remove(names.matches)
+        for shard in shards:
+            self.storage.delete(f"{self.folder}/{shard}")
+
+    def remove_abandoned(self, names: ShardNaming) -> None:
+        """Remove the hidden files of killed writers for such names; a bucket has none."""
+        for hidden in os.listdir(self.path) if self.path is not None and os.path.isdir(self.path) else ():
+            match = _HIDDEN.fullmatch(hidden)
+            if match is not None and names.matches(match[1]):
+                # It may be gone by now, or another user's, or locked by a writer that lives.
+                with suppress(OSError), open(f"{self.path}/{hidden}", "r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(f"{self.path}/{hidden}")
+
+    def create(self, name: str) -> GrowingShard:
+        """Start a shard; a missing local folder is created."""
+        if self.path is not None:
+            missing = os.path.abspath(self.path)
+            while not os.path.isdir(missing):
+                self._created.append(missing)
+                missing = os.path.dirname(missing)
+            os.makedirs(self.path, exist_ok=True)
+        return GrowingShard(name, self.path, durable=self._durable)
+
+    def close(self) -> None:
+        """Remove the created folders that are empty. Idempotent."""
+        created, self._created = self._created, []
+        with suppress(OSError):  # not empty
+            for folder in created:
+                os.rmdir(folder)
+
+
+class PublishedShard(NamedTuple):
+    """A complete shard: its name in the folder, its file or object, and its table."""
+
+    name: str
+    info: ShardInfo
+    table: ShardTable
+
+
+def indexed(shards: Iterable[PublishedShard]) -> list[tuple[IndexedShard, ShardTable]]:
+    """Return the index entries and tables of shards."""
+    return [(IndexedShard(name, info.bytes, len(table), info.etag), table) for name, info, table in shards]
+
+
+class ConsecutiveShards:
+    """Cuts samples into shards, each as full as allowed.
+
+    Attributes:
+        growing: the unpublished shard, if there is one.
+        published: the complete shards in order.
+    """
+
+    def __init__(
+        self,
+        folder: Destination,
+        name: Callable[[int], str],
+        *,
+        max_bytes: int | None,
+        max_count: int | None,
+        replace: bool = True,
+        before_first: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write nothing yet. `name` returns a shard's name by number; `before_first` is called before the first one."""
+        self._folder, self._name = folder, name
+        self._max_bytes, self._max_count = max_bytes, max_count
+        self._replace, self._before_first = replace, before_first
+        self.growing: GrowingShard | None = None
+        self.published: list[PublishedShard] = []
+
+    def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
+        """Append a sample, to a further shard if this one is full.
+
+        Raises StreamloadError; or ValueError, with nothing written, if it fits into no shard or its key repeats.
+        """
+        size, limit = size_of(members), self._max_bytes
+        if limit is not None and size + len(END_OF_ARCHIVE) > limit:
+            raise too_large(key, size, limit)
+        with self._writing():
+            shard = self.growing
+            if shard is not None and (
+                (limit is not None and shard.bytes + size > limit) or len(shard.keys) == self._max_count
+            ):
+                self._publish(shard)
+                shard = None
+            if shard is None:
+                shard = self.growing = self._folder.create(self._name(len(self.published)))
+            if key in shard.keys:
+                raise ValueError(f"two samples have the key {key!r}; give each one of its own")
+            shard.append(key, members, label)
+
+    def finish(self, *, may_be_empty: bool = False) -> None:
+        """Publish the last shard; without any sample an empty one if `may_be_empty`."""
+        with self._writing():
+            if self.growing is None and may_be_empty and not self.published:
+                self.growing = self._folder.create(self._name(0))
+            if self.growing is not None:
+                self._publish(self.growing)
+
+    def close(self) -> None:
+        """Discard the unpublished shard. Idempotent."""
+        shard, self.growing = self.growing, None
+        if shard is not None:
+            shard.discard()
+        self._folder.close()
+
+    def _publish(self, shard: GrowingShard) -> None:
+        if not self.published:
+            self._before_first()
+        url, storage = f"{self._folder.folder}/{shard.name}", self._folder.storage
+        table = shard.publish(storage, url, replace=self._replace)
+        self.growing = None
+        info = storage.info(url)
+        if info.bytes != table.shard_bytes:
+            storage.delete(url)
+            raise StorageError(
+                f"the shard has {info.bytes:,} bytes after the upload instead of {table.shard_bytes:,}; write it again",
+                url=without_secrets(url),
+            )
+        self.published.append(PublishedShard(shard.name, info, table))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            folder, url = self._folder, exc.filename if isinstance(exc.filename, str) else None
+            reason = exc.strerror or exc
+            if folder.path is None:
+                raise StorageError(
+                    f"the shard cannot be written to the folder for temporary files, {tempfile.tempdir!r} ({reason}); "
+                    "make room there, name another one with TMPDIR, or make shards smaller with max_bytes",
+                    url=url,
+                ) from exc
+            message = f"cannot write shards to {folder.folder!r}: {reason}; make room, or check its rights"
+            raise StorageError(message, url=url) from exc
+
+
+def too_large(key: str, size: int, max_bytes: int) -> ValueError:
+    """Return the error for a sample that is larger than a shard may be."""
+    shard_bytes = size + len(END_OF_ARCHIVE)
+    return ValueError(
+        f"sample {key!r} makes a shard of {shard_bytes:,} bytes on its own, and a shard may have {max_bytes:,}; raise "
+        f"--max-bytes (max_bytes) to {shard_bytes} at least"
+    )
+
 
 _LABEL = re.compile(rb"\s*([+-]?[0-9]{1,19})\s*")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -155,23 +471,23 @@ class ShardWriter:
             StorageError, DatasetIndexError: as by `write`.
         """
         arrays = {name: np.asarray(column) for name, column in columns.items()}
-        for name, array in arrays.items():
-            no_label = name == LABEL_FIELD and (array.ndim != 1 or array.dtype.kind not in "iu")
-            if no_label or array.ndim == 0 or array.dtype == object:
+        for name, rows in arrays.items():
+            no_label = name == LABEL_FIELD and (rows.ndim != 1 or rows.dtype.kind not in "iu")
+            if no_label or rows.ndim == 0 or rows.dtype == object:
                 raise TypeError(
-                    f"column {name!r} is {array.dtype} of shape {array.shape}; it must be an array of numbers with one "
+                    f"column {name!r} is {rows.dtype} of shape {rows.shape}; it must be an array of numbers with one "
                     f"row per sample, and the label {LABEL_FIELD!r} one integer per sample"
                 )
-        if len({len(array) for array in arrays.values()}) != 1 or len({*map(str.lower, arrays)}) < len(arrays):
-            rows = ", ".join(f"{name} {len(array):,}" for name, array in arrays.items())
+        if len(set(map(len, arrays.values()))) != 1 or len({*map(str.lower, arrays)}) < len(arrays):
+            lengths = ", ".join(f"{name} {len(rows):,}" for name, rows in arrays.items())
             raise ValueError(
-                f"write_arrays needs arrays with the same number of rows, whose names differ not only in case ({rows})"
+                f"write_arrays needs arrays of equally many rows, whose names differ not only in case ({lengths})"
             )
         fields = {name: name if name == LABEL_FIELD else f"{name.lower()}.npy" for name in arrays}
-        for row in range(len(next(iter(arrays.values())))):
+        for number in range(len(next(iter(arrays.values())))):
             sample: dict[str, object] = {"__key__": f"{self.samples:09d}"}
-            for name, array in arrays.items():
-                sample[fields[name]] = int(array[row]) if name == LABEL_FIELD else np.asarray(array[row])
+            for name, rows in arrays.items():
+                sample[fields[name]] = int(rows[number]) if name == LABEL_FIELD else np.asarray(rows[number])
             self.write(sample)
 
     def close(self) -> None:

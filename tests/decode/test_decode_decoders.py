@@ -20,8 +20,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from webdataset import autodecode, writer
 
-from streamload.decode.array_files import decode_npz
-from streamload.decode.decoders import DECODED_EXTENSIONS, decoder_for, decompress_gzip
+from streamload.decode.decoders import DECODED_EXTENSIONS, decode_npz, decoder_for, decompress_gzip
 from streamload.tar.extensions import IMAGE_FORMATS, KIND_OF, Kind, applies_to, decodes_as_built_in, is_image
 from streamload.write.encode import ENCODED_EXTENSIONS, encode_field
 

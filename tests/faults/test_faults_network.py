@@ -13,7 +13,7 @@ from matrix import exhaustive
 from servers.faults import FaultServer, Script
 
 from streamload.errors import ShardChangedError
-from streamload.fetch.transfers import Source, TransferCounts, Transfers
+from streamload.fetch.fetcher import Source, TransferCounts, Transfers
 from streamload.storage.download import Pin, Retries, RetryPolicy
 from streamload.storage.storages import Storages
 

@@ -22,8 +22,7 @@ from written_shards import assert_same_tables
 
 from streamload.errors import DatasetIndexError, StorageError
 from streamload.index.dataset_index import DatasetIndex, IndexedShard, pack_table, unpack_table
-from streamload.tar.scan import scan_shard
-from streamload.tar.table import ShardTable
+from streamload.tar.scan import ShardTable, scan_shard
 
 
 def shard_bytes(samples: int, field: bytes = b"cls") -> bytes:

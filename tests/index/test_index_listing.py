@@ -11,8 +11,7 @@ from indexed_shards import index_shards
 
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import DatasetIndexError, ShardChangedError, ShardNotFoundError, StorageError
-from streamload.index.listing import Listing, find_shards, list_shards
-from streamload.index.shard_names import SHARDIFY, ShardNaming, write_mark
+from streamload.index.listing import SHARDIFY, Listing, ShardNaming, find_shards, list_shards, write_mark
 from streamload.storage.local_files import LocalStorage, local_path, open_regular
 
 

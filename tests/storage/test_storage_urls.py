@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from streamload.storage import urls
-from streamload.storage.urls import MAX_URLS, expand_urls
+from streamload.storage import storages
+from streamload.storage.storages import MAX_URLS, expand_urls
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,6 @@ def test_a_range_that_would_fill_the_memory_is_refused(urls: str) -> None:
 
 @pytest.mark.parametrize("written", ["{a,b}" * 40, "{a..z}" * 6, ["{1..600}"] * 2, ["x"] * 1001])
 def test_expansion_ends_at_the_limit(written: str | list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(urls, "MAX_URLS", 1000)
+    monkeypatch.setattr(storages, "MAX_URLS", 1000)
     with pytest.raises(ValueError, match="more than 1,000"):
         expand_urls(written)

@@ -11,8 +11,7 @@ from streamload.index.dataset_index import INDEX_FOLDER, DatasetIndex, IndexedSh
 from streamload.index.listing import Listing, Shard, ShardFinder
 from streamload.storage.local_files import LocalStorage
 from streamload.storage.protocol import UNKNOWN_BYTES
-from streamload.tar.scan import scan_file
-from streamload.tar.table import ShardTable
+from streamload.tar.scan import ShardTable, scan_file
 
 
 def index_shards(paths: Sequence[str | os.PathLike[str]], folder: str | None = None) -> DatasetIndex:

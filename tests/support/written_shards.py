@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from streamload import ShardWriter
-from streamload.tar.scan import scan_shard
-from streamload.tar.table import ShardTable
+from streamload.tar.scan import ShardTable, scan_shard
 
 Sample = dict[str, Any]
 

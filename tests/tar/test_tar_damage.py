@@ -24,8 +24,7 @@ from matrix import EVERY
 
 from streamload.errors import ShardFormatError
 from streamload.tar import header_chain
-from streamload.tar.scan import scan_shard
-from streamload.tar.table import ShardTable
+from streamload.tar.scan import ShardTable, scan_shard
 
 DIALECTS = dialects()
 URL = "memory/shard.tar"

@@ -7,8 +7,7 @@ import pytest
 from crafted_tar import Archive, header
 
 from streamload.errors import ShardFormatError
-from streamload.tar.scan import scan_shard
-from streamload.tar.table import ShardTable
+from streamload.tar.scan import ShardTable, scan_shard
 
 
 def archive_of(names: list[bytes], payloads: list[bytes] | None = None) -> Archive:

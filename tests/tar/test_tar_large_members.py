@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from crafted_tar import header
 
-from streamload.index.columns import LABEL, read_columns
+from streamload.index.dataset import LABEL, read_columns
 from streamload.index.listing import list_shards
 from streamload.index.streamed_table import scan_local
 from streamload.storage.storages import Storages

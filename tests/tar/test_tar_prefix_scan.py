@@ -15,8 +15,7 @@ from matrix import EVERY
 from written_shards import assert_same_tables
 
 from streamload.errors import ShardFormatError
-from streamload.tar.scan import ScannedPiece, Scanner, scan_piece, scan_shard
-from streamload.tar.table import ShardTable
+from streamload.tar.scan import ScannedPiece, Scanner, ShardTable, scan_piece, scan_shard
 
 URL = "memory/shard.tar"
 NOISE = random.Random(3).randbytes(2 << 20)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.array_files import npy_layout
+from streamload.decode.decoders import npy_layout
 from streamload.errors import StreamloadError
 from streamload.pack.output import UsageError
 from streamload.pack.sources.source import Source, SourceFile, SourceOptions, field_named

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.array_files import npy_layout
+from streamload.decode.decoders import npy_layout
 from streamload.images import Resize
 from streamload.images.files import image_size, read_with_pillow
 from streamload.images.jpeg import frame_and_scan, is_jpeg
