@@ -27,12 +27,11 @@ from streamload.storage.local_files import replace_file
 from streamload.storage.protocol import UNKNOWN_BYTES
 from streamload.storage.storages import Urls
 from streamload.tar.extensions import Decode
-from streamload.text import counted
-from streamload.trace import trace_json
+from streamload.text import counted, warn_at_caller
+from streamload.totals import trace_json
 from streamload.trainer.device import Cuda, device_for
 from streamload.trainer.epoch_iterator import BatchBuilder, Cursor, EpochIterator, acquire_for_thread
 from streamload.trainer.feeder_link import FeederLink, OpenDataset, named_places
-from streamload.warn_at_caller import warn_at_caller
 from streamload.workers.launchers import check_found_rank, goes_by_found_rank
 
 # Keywords of torch's DataLoader, with the values that change nothing here.

@@ -1,4 +1,4 @@
-"""Check a loader's arguments; errors state the argument's name, its value and a valid one."""
+"""Check a loader's arguments, `RayFeeders` too; errors state the argument's name, its value and a valid one."""
 
 from __future__ import annotations
 

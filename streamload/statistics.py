@@ -12,8 +12,7 @@ from time import perf_counter, process_time
 from typing import Literal, NamedTuple
 
 from streamload.text import counted
-from streamload.totals import Totals
-from streamload.trace import Event
+from streamload.totals import Event, Totals
 from streamload.workers.launchers import processors_of_rank
 
 # Shorter runs are not judged: the pipeline is still filling.

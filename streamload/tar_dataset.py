@@ -25,7 +25,7 @@ from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import RowFailure, Transform
 from streamload.errors import DatasetIndexError, SampleError, ShardChangedError, without_secrets
 from streamload.feeder.planned import PlannedRows, locate
-from streamload.fetch.range_reader import ByteRange, joined_ranges
+from streamload.fetch.fetcher import ByteRange, joined_ranges
 from streamload.fetch.resident import fetched_shards, open_listed
 from streamload.index.dataset import LABEL, Dataset
 from streamload.index.listing import Listing

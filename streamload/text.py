@@ -1,9 +1,20 @@
-"""Format counts and lists of names, and escape text for printing."""
+"""Format counts and lists of names, escape text for printing, and warn."""
 
 from __future__ import annotations
 
+import inspect
 import re
+import warnings
 from collections.abc import Sequence
+
+
+def warn_at_caller(message: str) -> None:
+    """Issue a UserWarning located at the nearest caller outside this package."""
+    frame, frames_of_ours = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "streamload":
+        frame, frames_of_ours = frame.f_back, frames_of_ours + 1
+    warnings.warn(message, UserWarning, stacklevel=frames_of_ours + 1)
+
 
 _MOST_LISTED = 20
 # Control characters except tabs and line feeds, line separators, changes of direction, and surrogates.

@@ -1,9 +1,76 @@
-"""Sum counts, seconds and bytes of a run by name, and integrate over time."""
+"""Sum counts, seconds and bytes of a run by name, and write its events as a trace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
+from typing import Any, NamedTuple
+
+from streamload.errors import without_secrets
+
+# From top to bottom.
+_TRACKS = ("loop", "worker", "connection")
+
+
+class Event(NamedTuple):
+    """A span of time.
+
+    Attributes:
+        kind: "step" and "wait" of the loop, "task" and "scan" of a worker, "fetch".
+        track: "loop", "worker 4711" or "connection". Connections' events may overlap.
+        start_s: by `time.perf_counter`, shared by all processes of a machine on Linux.
+        seconds: its duration.
+        details: shown for the event.
+    """
+
+    kind: str
+    track: str
+    start_s: float
+    seconds: float
+    details: Mapping[str, Any]
+
+
+def trace_json(events: Iterable[Event]) -> str:
+    """Return the text of a trace file."""
+    ordered = sorted(events, key=lambda event: event.start_s)
+    begins_s = ordered[0].start_s if ordered else 0.0
+    lines: dict[str, int] = {}
+    shown = []
+    for event, track in _on_tracks(ordered):
+        number = lines.setdefault(track, (1 + _TRACKS.index(track.split(maxsplit=1)[0])) * 10_000 + len(lines))
+        shown.append(
+            {
+                "name": event.kind,
+                "cat": event.kind,
+                "ph": "X",
+                "ts": round((event.start_s - begins_s) * 1e6, 3),
+                "dur": round(event.seconds * 1e6, 3),
+                "pid": 1,
+                "tid": number,
+                "args": {k: without_secrets(v) if isinstance(v, str) else v for k, v in event.details.items()},
+            }
+        )
+    return json.dumps({"traceEvents": [*_names(lines), *shown], "displayTimeUnit": "ms"}, separators=(",", ":"))
+
+
+def _names(lines: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    yield {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "streamload"}}
+    for track, number in lines.items():
+        yield {"name": "thread_name", "ph": "M", "pid": 1, "tid": number, "args": {"name": track}}
+        yield {"name": "thread_sort_index", "ph": "M", "pid": 1, "tid": number, "args": {"sort_index": number}}
+
+
+def _on_tracks(ordered: Sequence[Event]) -> Iterator[tuple[Event, str]]:
+    """Yield each event with its track; a connection's event gets the first free track."""
+    free_at_s: list[float] = []
+    for event in ordered:
+        if event.track != "connection":
+            yield event, event.track
+            continue
+        number = next((n for n, free_s in enumerate(free_at_s) if free_s <= event.start_s), len(free_at_s))
+        free_at_s[number : number + 1] = [event.start_s + event.seconds]
+        yield event, f"connection {number + 1}"
 
 
 class Totals(dict[str, float]):

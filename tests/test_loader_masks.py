@@ -12,14 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from streamload import ShardWriter, StreamLoader, images
-from streamload.images import (
-    Compose,
-    Joint,
-    Normalize,
-    RandomCrop,
-    RandomHorizontalFlip,
-    ToTensor,
-)
+from streamload.images import Compose, Joint, Normalize, RandomCrop, RandomHorizontalFlip, ToTensor
 
 DECODE = {"mask.png": images.palette}
 SAMPLES = 12

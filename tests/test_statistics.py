@@ -15,8 +15,7 @@ from transforms import slow, wait_a_little
 
 from streamload import StreamLoader
 from streamload.statistics import Machine, Meter, Statistics, find_limit
-from streamload.totals import Totals
-from streamload.trace import Event, trace_json
+from streamload.totals import Event, Totals, trace_json
 
 
 def shards(folder: Path) -> Path:

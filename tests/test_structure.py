@@ -22,23 +22,20 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LEVELS = (
-    ("limits", "text", "arguments", "totals", "warn_at_caller", "log_records"),
+    ("limits", "text", "arguments", "log_records"),
     ("errors",),
-    ("memory", "trace"),
+    ("memory", "totals"),
     ("tar", "storage", "order"),
     ("images",),
     ("index",),
     ("fetch", "write", "sampling"),
     ("decode",),
     ("workers",),
-    ("verdict",),
     ("statistics",),
-    ("ray_feeders",),
     ("feeder",),
     ("options",),
     ("trainer",),
     ("cluster",),
-    ("random_access",),
     ("loader",),
     ("tar_dataset",),
     ("pack",),
@@ -49,7 +46,7 @@ LEVELS = (
 """The parts, lowest first. A module may import from its own part and from lower ones. `streamload` is the package's
 face with the public names; the command line uses it, and `python -m streamload` is the command line."""
 
-MOST_LINES_OF_CODE = 19_900
+MOST_LINES_OF_CODE = 19_000
 """Lines that are neither docstrings, nor comments, nor blank. It only ever goes down."""
 MOST_CHANGING_ATTRIBUTES = 8
 """Of a class: attributes that are assigned after construction."""

@@ -23,13 +23,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Subset, WeightedRandomSampler, random_split
 
 from streamload import ShardWriter, StreamLoader, TarDataset
-from streamload.errors import (
-    DatasetIndexError,
-    DecodeError,
-    ShardChangedError,
-    ShardFormatError,
-    TransformError,
-)
+from streamload.errors import DatasetIndexError, DecodeError, ShardChangedError, ShardFormatError, TransformError
 
 COUNTS = [5, 1, 7, 4]
 TOTAL = sum(COUNTS)

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from streamload.errors import StreamloadError
-from streamload.pack.output import UsageError, say
+from streamload.pack.run import UsageError, say
 from streamload.text import printable
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130

@@ -8,9 +8,8 @@ import typer
 
 from streamload.cli.command import Command, show_version
 from streamload.cli.shardify import map_command
-from streamload.cli.shards import index_command, ls_command, verify_command
+from streamload.cli.shards import bench_command, index_command, ls_command, stats_command, verify_command
 from streamload.cli.show import show_command
-from streamload.cli.stats import bench_command, stats_command
 
 app = typer.Typer(
     pretty_exceptions_enable=False,

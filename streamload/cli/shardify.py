@@ -15,9 +15,8 @@ from streamload.cli import command
 from streamload.errors import ShardNotFoundError, StorageError, without_secrets
 from streamload.index.dataset import MOST_CLASSES_BYTES, parse_class_names
 from streamload.index.listing import list_shards
-from streamload.pack.output import UsageError, shown_bytes
 from streamload.pack.packing import map_shards
-from streamload.pack.run import Target
+from streamload.pack.run import Target, UsageError, shown_bytes
 from streamload.pack.source_to_shards import as_lines, parse_split, source_to_shards
 from streamload.pack.sources.loading import Resizing
 from streamload.pack.sources.source import SourceOptions

@@ -19,7 +19,7 @@ from streamload.cli.command import Fields, Index, StorageOption, Urls, Where, pr
 from streamload.decode.decoders import decoder_for
 from streamload.errors import DatasetIndexError, DecodeError, without_secrets
 from streamload.images import unchanged
-from streamload.pack.output import UsageError
+from streamload.pack.run import UsageError
 from streamload.storage.local_files import replace_file
 from streamload.tar.extensions import is_image
 from streamload.text import counted, printable

@@ -33,8 +33,7 @@ from streamload.decode.collate import (
 )
 from streamload.decode.failure import Attempt, failure_here, failure_of, in_words
 from streamload.decode.field_reader import OpenShards, Progress, Work
-from streamload.decode.rows import RowMaker
-from streamload.decode.seeding import UnseededError
+from streamload.decode.rows import RowMaker, UnseededError
 from streamload.decode.tasks import (
     BatchDone,
     BatchSlot,

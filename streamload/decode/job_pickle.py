@@ -25,7 +25,7 @@ from typing import Any, NoReturn, TypeGuard
 import cloudpickle
 
 from streamload.decode.failure import Attempt
-from streamload.decode.seeding import names_of_generators
+from streamload.decode.rows import names_of_generators
 from streamload.decode.tasks import Job
 from streamload.memory.channel import refused_exit
 

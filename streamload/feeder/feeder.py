@@ -20,8 +20,8 @@ from streamload.feeder.stream import BatchStream, Engine, Scans
 from streamload.fetch.budget import budget_for, bytes_for_parts, requests_at_once
 from streamload.fetch.disk_cache import DiskCache
 from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.parts import PART_BYTES
 from streamload.fetch.resident import Fetching, ResidentShards, fetched_shards, waits_for_index
+from streamload.fetch.window import PART_BYTES
 from streamload.index.dataset import Dataset
 from streamload.index.listing import Listing
 from streamload.limits import CALLER_SHARDS_SHARE
@@ -29,8 +29,7 @@ from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import keep_freed_memory, naming_the_limit
 from streamload.order.sampling import Sampled
 from streamload.order.share import EpochStart
-from streamload.totals import Totals
-from streamload.trace import Event
+from streamload.totals import Event, Totals
 from streamload.workers.launch import Child
 from streamload.workers.pool import Pool, PoolEvents, WorkerActivity, WorkerLink
 from streamload.workers.process_pool import ProcessPool

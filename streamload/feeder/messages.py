@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamload.decode.tasks import BatchDone, Failure, RowFailure
-from streamload.fetch.range_reader import ByteRange, RangeReader
+from streamload.fetch.fetcher import ByteRange, RangeReader
 from streamload.index.dataset import read_class_names, read_columns, read_labels
 from streamload.index.listing import Listing, list_shards, shard_infos
 from streamload.storage.storages import Storages
@@ -18,8 +18,7 @@ from streamload.tar.scan import ShardTable
 if TYPE_CHECKING:
     from streamload.fetch.resident import Fetching
     from streamload.order.options import OrderOptions
-    from streamload.totals import Totals
-    from streamload.trace import Event
+    from streamload.totals import Event, Totals
 
 
 class PipelineSettings(NamedTuple):

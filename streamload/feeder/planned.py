@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from streamload.decode.tasks import SAMPLE_NAMES, Column, ColumnKind, RowTable, by_shard
 from streamload.errors import DatasetIndexError
 from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.parts import NUMBER_BITS, PART_BYTES
+from streamload.fetch.window import NUMBER_BITS, PART_BYTES
 from streamload.index.dataset import Dataset
 from streamload.order.plan import RowBlock
 from streamload.order.shard_counts import distinct

@@ -24,8 +24,7 @@ from streamload.errors import StreamloadError
 from streamload.feeder.messages import FailedRow, PipelineSettings, ReadyBatch
 from streamload.feeder.planned import PlannedRows, locate
 from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.parts import PART_BYTES, part_edges, part_key, shard_and_number
-from streamload.fetch.window import raise_first
+from streamload.fetch.window import PART_BYTES, part_edges, part_key, raise_first, shard_and_number
 from streamload.index.dataset import Dataset
 from streamload.limits import (
     BLOCK_ROWS,

@@ -4,32 +4,195 @@ from __future__ import annotations
 
 import asyncio
 import math
+import mmap
 import os
 import sys
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import NamedTuple
 
 from streamload.errors import DatasetIndexError, StorageError, without_secrets
 from streamload.fetch.budget import budget_for, requests_bytes, shown_bytes
 from streamload.fetch.disk_cache import CacheFile, DiskCache, ShardIdentity
-from streamload.fetch.fetched_shard import FetchedShard
-from streamload.fetch.parts import PART_BYTES, part_edges, part_key, shard_and_number
 from streamload.fetch.resident import open_listed
-from streamload.fetch.window import LAST, PartWindow, raise_first
+from streamload.fetch.window import LAST, PART_BYTES, PartWindow, part_edges, part_key, raise_first, shard_and_number
 from streamload.index.dataset import Dataset
+from streamload.index.listing import Listing
 from streamload.limits import DECOMPRESSED_AT_ONCE, FETCHED_SHARDS_SHARE, FIRST_REQUESTS, MOST_REQUESTS, SMALL_REQUESTS
-from streamload.memory.unnamed import descriptor_limit
-from streamload.storage.download import Pin, RequestCounts, Retries, download
+from streamload.memory.unnamed import descriptor_limit, new_memory, write_fully
+from streamload.storage.download import Pin, RequestCounts, Retries, download, read_range
 from streamload.storage.protocol import Storage
 from streamload.storage.storages import Storages
-from streamload.tar.decompression import Decompressor, compression_of, decompress
-from streamload.totals import TimeIntegral
-from streamload.trace import Event
+from streamload.tar.decompression import Compression, Decompressor, compression_of, decompress
+from streamload.tar.scan import ShardTable
+from streamload.totals import Event, TimeIntegral
+
+# Maximum gap to coalesce.
+_GAP_BYTES = 128 << 10
+
+
+class ByteRange(NamedTuple):
+    """The bytes `[start, end)` of a shard."""
+
+    shard: int
+    start: int
+    end: int
+
+
+class RangeReader:
+    """Read from a listing's shards and their indexes, with many concurrent requests."""
+
+    def __init__(self, listing: Listing, storages: Storages) -> None:
+        self._listing = listing
+        self.storages = storages
+        self._tables = Dataset(listing, storages)
+        self._at_once = asyncio.Semaphore(SMALL_REQUESTS)
+        self._pins: dict[int, Pin] = {}
+
+    async def table(self, shard: int) -> ShardTable | None:
+        """Return a shard's table; None if it is in no index. Raises what `Dataset.load` raises."""
+        async with self._at_once:
+            return await self._tables.load(shard)
+
+    async def read(self, wanted: ByteRange) -> bytes:
+        """Return the bytes of a range, clipped to the shard. Raises what `download` raises.
+
+        The shard's version must be the listed one, or else the first one read.
+        """
+        shard, start, end = wanted
+        url = self._listing.shard(shard).url
+        pin = self._pins.setdefault(shard, self._listing.pin(shard))
+        async with self._at_once:
+            storage, retries = self.storages.for_url(url), self.storages.retries
+            return await read_range(storage, url, start, end, pin=pin, retries=retries)
+
+
+def joined_ranges(places: Sequence[tuple[int, int, int]]) -> list[ByteRange]:
+    """Return few ranges, each at most a part long, that cover many places.
+
+    Args:
+        places: shard, start and end of each, in any order; empty ones are skipped.
+    """
+    joined: list[ByteRange] = []
+    for shard, start, end in sorted(places):
+        if start >= end:
+            continue
+        last = joined[-1] if joined else None
+        if last is not None and last.shard == shard and start <= last.end + _GAP_BYTES:
+            longer = max(last.end, end)
+            if end <= last.end or longer - last.start <= PART_BYTES:
+                joined[-1] = ByteRange(shard, last.start, longer)
+                continue
+        joined.append(ByteRange(shard, start, end))
+    return joined
+
+
+_LEAST_GROWTH_BYTES = 64 << 20
+
+
+class SparseMemory:
+    """Memory that is allocated only where written; other processes read it through a copied descriptor.
+
+    Args:
+        size_bytes: its size; None if unknown: it then grows ahead of writes.
+
+    Attributes:
+        descriptor: owned by this object.
+        size_bytes: the current size, which never shrinks.
+    """
+
+    def __init__(self, size_bytes: int | None) -> None:
+        self.size_bytes = size_bytes or _LEAST_GROWTH_BYTES
+        self.descriptor = new_memory(self.size_bytes)
+        self._closing = Lock()
+
+    def allocate(self, start: int, end: int) -> None:
+        """Allocate pages, so that `write` only copies; thread-safe. Errors are left to `write`."""
+        if hasattr(os, "posix_fallocate"):
+            with suppress(OSError), self._closing:  # the number may be reused after a close
+                os.posix_fallocate(self.descriptor, start, end - start)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Write bytes at an offset. Raises OSError if memory is exhausted."""
+        if offset + len(data) > self.size_bytes:
+            self.size_bytes = max(offset + len(data), 2 * self.size_bytes)
+            os.ftruncate(self.descriptor, self.size_bytes)
+        write_fully(self.descriptor, data, offset)
+
+    def free(self, start: int, end: int) -> None:
+        """Free the pages of a range that begins at a page, and ends at one or with the memory; on Linux."""
+        end = min(end, self.size_bytes)
+        if end > start and hasattr(mmap, "MADV_REMOVE"):
+            with mmap.mmap(self.descriptor, self.size_bytes) as mapped:
+                mapped.madvise(mmap.MADV_REMOVE, start, end - start)
+
+    def close(self) -> None:
+        """Close the descriptor; copies keep the memory. Idempotent."""
+        if self.descriptor < 0:
+            return
+        with self._closing:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+@dataclass(slots=True, eq=False)
+class FetchedShard:
+    """A shard to fetch, and its state.
+
+    Attributes:
+        number: in the listing.
+        pin: the version to read.
+        compression: a compressed shard is decompressed as a whole, into the single part 0.
+        total_bytes: its decompressed size, once known.
+        generation: the number of released memories and files.
+        memory: receives its parts.
+        file: its file in the disk cache, instead of memory.
+        lookup: the task that opens that file.
+    """
+
+    number: int
+    url: str
+    pin: Pin
+    compression: Compression | None
+    total_bytes: int | None
+    generation: int = 0
+    memory: SparseMemory | None = None
+    file: CacheFile | None = None
+    lookup: asyncio.Task[None] | None = None
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Return generation and mappable bytes: workers need a new descriptor if one changes."""
+        return self.generation, self.total_bytes or self.ensure_memory().size_bytes
+
+    def ensure_memory(self) -> SparseMemory:
+        """Return the memory, creating it if needed."""
+        if self.memory is None:
+            self.memory = SparseMemory(self.total_bytes)
+        return self.memory
+
+    def free(self, part: int) -> None:
+        """Free a part that lies in memory."""
+        if self.memory is None:
+            return
+        if self.compression is not None:
+            self.memory.free(0, self.memory.size_bytes)
+        else:
+            self.memory.free(*part_edges(part, self.total_bytes))
+
+    def release(self) -> None:
+        """Close the memory or the file."""
+        self.generation += 1
+        for each in (self.memory, self.file):
+            if each is not None:
+                each.close()
+        self.memory = self.file = self.lookup = None
+
 
 PIECE_BYTES = 2 << 20
 """Bytes of each request of `Transfers.read_all`."""

@@ -1,4 +1,4 @@
-"""List the shards of urls, with their sizes and indexes."""
+"""List the shards of urls, with their sizes and indexes; parse names, and mark folders that are unfinished."""
 
 from __future__ import annotations
 
@@ -28,15 +28,7 @@ from streamload.index.dataset_index import (
 from streamload.limits import SMALL_REQUESTS
 from streamload.storage.download import Pin
 from streamload.storage.errors import missing_error
-from streamload.storage.protocol import (
-    UNKNOWN_BYTES,
-    WEB,
-    ShardInfo,
-    Storage,
-    escaped,
-    is_pattern,
-    protocol_of,
-)
+from streamload.storage.protocol import UNKNOWN_BYTES, WEB, ShardInfo, Storage, escaped, is_pattern, protocol_of
 from streamload.storage.storages import Storages, Urls, expand_urls
 from streamload.tar.decompression import without_compression
 from streamload.text import counted

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
+from mmap import MAP_SHARED, PROT_READ, PROT_WRITE
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,6 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 """Raw memory; every view keeps the mapping alive."""
 
-_PROT_READ = 1
-_PROT_WRITE = 2
-_MAP_SHARED = 1
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -37,8 +35,8 @@ def map_memory(descriptor: int, size_bytes: int, *, writable: bool) -> Bytes:
     """
     if size_bytes == 0:
         return np.zeros(0, np.uint8)
-    protection = _PROT_READ | (_PROT_WRITE if writable else 0)
-    address = _libc.mmap(None, size_bytes, protection, _MAP_SHARED, descriptor, 0)
+    protection = PROT_READ | (PROT_WRITE if writable else 0)
+    address = _libc.mmap(None, size_bytes, protection, MAP_SHARED, descriptor, 0)
     if address == _MAP_FAILED:
         error = ctypes.get_errno()
         raise OSError(error, f"cannot map {size_bytes} bytes: {os.strerror(error)}")

@@ -14,12 +14,14 @@ import pickle
 import re
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import chdir, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from glob import glob
 from importlib import import_module
@@ -27,11 +29,11 @@ from itertools import islice
 from multiprocessing.connection import Connection
 from threading import Thread
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import cloudpickle
 
-from streamload.cluster.ray_cluster import check_version, connect, own_version
+from streamload.cluster.connection import check_version, connect, own_version
 from streamload.decode.failure import first_line
 from streamload.decode.job_pickle import users_modules
 from streamload.errors import ClusterError, StorageError, StreamloadError, WorkerError, without_secrets
@@ -39,13 +41,89 @@ from streamload.index.dataset import CLASSES_FILE
 from streamload.index.dataset_index import INDEX_FOLDER, is_plain_name, pack_table, read_if_there, unpack_table
 from streamload.index.listing import PACKING_FOLDER, SHARDIFY, ShardFinder, ShardNaming, write_mark
 from streamload.limits import SMALL_REQUESTS
-from streamload.pack.output import Progress, UsageError, say
 from streamload.storage.protocol import ShardInfo, escaped
 from streamload.storage.storages import Storages
 from streamload.tar.header_writer import END_OF_ARCHIVE
-from streamload.text import counted
+from streamload.text import counted, printable
 from streamload.workers.launchers import available_processors
 from streamload.write.shard_writer import ConsecutiveShards, Destination, Member, PublishedShard, indexed, size_of
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+_LINE_INTERVAL_S, _BAR_INTERVAL_S = 5.0, 0.1
+
+
+class UsageError(ValueError):
+    """Raised for wrong arguments; the message says what to do."""
+
+
+def say(line: str) -> None:
+    """Print a line to standard error, with control characters escaped."""
+    print(printable(line), file=sys.stderr, flush=True)
+
+
+def shown_bytes(size: float) -> str:
+    """Return bytes in a suitable unit, in powers of 1000."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"
+
+
+def shown_time(seconds: float) -> str:
+    """Return seconds as `1.2 s`, and from a minute on as `0:03:04`."""
+    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
+
+
+class Progress:
+    """Report progress on standard error: a line every five seconds, or rich's bar on a terminal."""
+
+    def __init__(self, label: str, total: int, unit: str) -> None:
+        self._label, self._total, self._unit = label, total, unit
+        self._done = self._bytes = 0
+        self._start = self._last = time.monotonic()
+        self._bar: RichProgress | None = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            columns, screen = (TextColumn("{task.description}"), BarColumn(None)), Console(stderr=True)
+            self._bar = Progress(*columns, console=screen, transient=True, redirect_stdout=sys.stdout.isatty())
+            self._bar.add_task(self._label, total=self._total)
+            self._bar.start()
+        return self
+
+    def advance(self, items: int, item_bytes: int) -> None:
+        """Add finished items and bytes."""
+        self._done += items
+        self._bytes += item_bytes
+        if time.monotonic() - self._last >= (_LINE_INTERVAL_S if self._bar is None else _BAR_INTERVAL_S):
+            self._report()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif kind is None:
+            self._report()
+
+    def _report(self) -> None:
+        self._last = time.monotonic()
+        spent_s = max(self._last - self._start, 1e-9)
+        line = (
+            f"{self._label}: {self._done:,} of {self._total:,} {self._unit}, {self._done / spent_s:,.0f} {self._unit}/s"
+        )
+        line += f", {shown_bytes(self._bytes / spent_s)}/s" if self._bytes else ""
+        if 0 < self._done < self._total:
+            line += f", {shown_time((self._total - self._done) * spent_s / self._done)} left"
+        if self._bar is None:
+            print(line, file=sys.stderr, flush=True)
+        else:
+            self._bar.update(self._bar.task_ids[0], completed=self._done, description=line)
+
 
 # Runs calls, which are picklable, and yields their results in any order; raises the exception of a call.
 Pool = Callable[[Iterable[Callable[[], Any]]], Iterator[Any]]

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.errors import without_secrets
-from streamload.pack.output import UsageError, say, shown_bytes, shown_time
 from streamload.pack.run import (
     Append,
     Fault,
@@ -25,11 +24,15 @@ from streamload.pack.run import (
     Record,
     Target,
     Task,
+    UsageError,
     digest_of,
     estimated_spans,
     numbered,
     pack_into,
+    say,
     shard_spans,
+    shown_bytes,
+    shown_time,
 )
 from streamload.pack.sources.arrays import ARRAYS_EXTENSIONS, open_arrays, row_content, rows_of_arrays
 from streamload.pack.sources.folders import samples_of_folder, walk

@@ -1,4 +1,4 @@
-"""Which samples an epoch holds: `weights`, `sampler` and `epoch_size` as the user gives them, checked and resolved."""
+"""Check and resolve `weights`, `sampler`, `epoch_size` and mixtures, which decide the samples of an epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conditions on the columns of a dataset, as text: `aesthetic > 5 and "txt"`. Parsed by `ast`; nothing is executed."""
+"""Select samples by keys or by a condition, such as `aesthetic > 5 and "txt"`. Parsed by `ast`; nothing is executed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the storage of a url."""
+"""Expand what a user writes to urls, and find the storage of each."""
 
 from __future__ import annotations
 

@@ -62,8 +62,7 @@ from streamload.storage.storages import Storages, Urls, as_strings, expand_urls
 from streamload.tar.extensions import KIND_OF, applies_to
 from streamload.tar.header_chain import LINK, MISSING_END
 from streamload.tar.scan import LABEL_FIELD
-from streamload.text import counted, listed
-from streamload.warn_at_caller import warn_at_caller
+from streamload.text import counted, listed, warn_at_caller
 from streamload.workers.launch import Child, launch
 
 

@@ -8,8 +8,7 @@ import sys
 from typing import NamedTuple
 
 from streamload.limits import processor_quota
-from streamload.text import counted
-from streamload.warn_at_caller import warn_at_caller
+from streamload.text import counted, warn_at_caller
 
 
 class _Launcher(NamedTuple):

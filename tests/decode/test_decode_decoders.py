@@ -22,7 +22,7 @@ from webdataset import autodecode, writer
 
 from streamload.decode.decoders import DECODED_EXTENSIONS, decode_npz, decoder_for, decompress_gzip
 from streamload.tar.extensions import IMAGE_FORMATS, KIND_OF, Kind, applies_to, decodes_as_built_in, is_image
-from streamload.write.encode import ENCODED_EXTENSIONS, encode_field
+from streamload.write.shard_writer import ENCODED_EXTENSIONS, encode_field
 
 DTYPES = st.sampled_from(["u1", "<i2", ">i4", "<i8", "<f2", "<f4", "<f8", "?", "<c8", "<U3", "S5", "<M8[s]"])
 ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))

@@ -9,8 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamload.fetch.parts import part_key
-from streamload.fetch.window import PartWindow
+from streamload.fetch.window import PartWindow, part_key
 
 
 def lines_of(action: Callable[[], object]) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamload.fetch.fetched_shard import SparseMemory
+from streamload.fetch.fetcher import SparseMemory
 from streamload.memory.mapped import map_memory
 from streamload.memory.unnamed import new_memory
 

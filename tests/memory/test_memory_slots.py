@@ -15,11 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from streamload.limits import MOST_KEPT_SLOTS
 from streamload.memory.mapped import Bytes
-from streamload.memory.slots import (
-    MappedSlots,
-    SlotPool,
-    SlotReader,
-)
+from streamload.memory.slots import MappedSlots, SlotPool, SlotReader
 
 
 @pytest.fixture

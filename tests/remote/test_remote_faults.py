@@ -11,13 +11,7 @@ from servers.faults import FaultServer, Script
 from servers.rclone import S3Server
 
 from streamload import StreamLoader
-from streamload.errors import (
-    ShardChangedError,
-    ShardFormatError,
-    ShardNotFoundError,
-    StorageError,
-    StreamloadError,
-)
+from streamload.errors import ShardChangedError, ShardFormatError, ShardNotFoundError, StorageError, StreamloadError
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 

@@ -11,7 +11,7 @@ import pytest
 from launched import run_python
 from servers.rclone import free_port
 
-from streamload.cluster.ray_cluster import RayCluster, check_version, connect, own_version
+from streamload.cluster.connection import RayCluster, check_version, connect, own_version
 from streamload.errors import ClusterError
 
 

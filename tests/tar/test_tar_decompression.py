@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 
 from streamload.errors import ShardFormatError
 from streamload.tar import decompression
-from streamload.tar.decompression import (
-    MOST_RATIO,
-    RATIO_FREE_BYTES,
-    Compression,
-    Decompressor,
-    compression_of,
-)
+from streamload.tar.decompression import MOST_RATIO, RATIO_FREE_BYTES, Compression, Decompressor, compression_of
 
 CONTENT = mixed(700_000)
 ALL = list(Compression)

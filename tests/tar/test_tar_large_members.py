@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from crafted_tar import header
 
-from streamload.index.dataset import LABEL, read_columns
+from streamload.index.dataset import LABEL, read_columns, scan_local
 from streamload.index.listing import list_shards
-from streamload.index.streamed_table import scan_local
 from streamload.storage.storages import Storages
 
 MIB = 1 << 20

@@ -151,7 +151,7 @@ def test_python_m_streamload_is_the_command(dataset: Path) -> None:
     assert output("ls", str(dataset)) == run(streamload.app, "ls", dataset)[1]
 
 
-@pytest.mark.parametrize("imported", ["streamload.pack.output", "pydantic"])
+@pytest.mark.parametrize("imported", ["streamload.pack.run", "pydantic"])
 def test_ctrl_c_before_a_command_has_begun_is_quiet(imported: str, tmp_path: Path) -> None:
     """While modules are imported, and while arguments are parsed."""
     program = (

@@ -13,7 +13,7 @@ import safetensors.numpy
 import torch
 from PIL import Image
 
-from streamload.write.encode import encode_field
+from streamload.write.shard_writer import encode_field
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (7, 5, 3), np.uint8)
 

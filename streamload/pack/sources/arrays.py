@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from streamload.decode.decoders import npy_layout
 from streamload.errors import StreamloadError
-from streamload.pack.output import UsageError
+from streamload.pack.run import UsageError
 from streamload.pack.sources.source import Source, SourceFile, SourceOptions, field_named
 from streamload.pack.sources.table import Table, samples_of_table
-from streamload.write.encode import encode_field
+from streamload.write.shard_writer import encode_field
 
 ARRAYS_EXTENSIONS = (".npz", ".npy", ".pt", ".pth")
 

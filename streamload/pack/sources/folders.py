@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from streamload.pack.output import UsageError
+from streamload.pack.run import UsageError
 from streamload.pack.sources.loading import read_regular
 from streamload.pack.sources.source import (
     Source,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from streamload.pack.output import UsageError
+from streamload.pack.run import UsageError
 from streamload.text import counted
 
 # Extensions of images, and the fields that they are stored as.

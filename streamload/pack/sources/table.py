@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from streamload.pack.output import UsageError
+from streamload.pack.run import UsageError
 from streamload.pack.sources.folders import Tree
 from streamload.pack.sources.source import (
     COLUMNS_FIELD,
