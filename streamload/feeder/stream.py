@@ -380,7 +380,7 @@ class Lookahead:
             with Attempt() as attempt:
                 self._look_ahead()
             if attempt.error is not None and not self._planned:
-                raise attempt.error  # before, it is no matter, and is met again
+                raise attempt.error  # while batches are planned, the error can wait: the next call raises it again
         if not self._planned or (self._fetcher is not None and self.blocked):
             return None
         batch = self._planned.popleft()
