@@ -11,14 +11,56 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+_PREFIXES = " kmgt"
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)\s*(?:([kmgt])(i?))?b?\s*", re.IGNORECASE)
+
+# Typos are closer to a known name than this; other loaders' arguments (`batch_sampler`) mostly are not.
+_ALIKE = 0.77
+
+# Keywords and methods of other loaders, and retired ones of this loader, with their replacements.
+_INSTEAD = {
+    "batch_sampler": "pass sampler=, or use TarDataset with torch's DataLoader",
+    "batched": "pass batch_size=",
+    "dataset": "pass the shards as urls",
+    "feeders": "leave it out; each rank has its own feeder. Pass RayFeeders(...) as num_workers=",
+    "generator": "pass seed=",
+    "handler": "pass on_error='skip'",
+    "in_order": "leave it out; batches come in order",
+    "input_dir": "pass it as urls",
+    "keys": "pass them as where=; a file with one a line as where=Path(...)",
+    "local": "pass cache_dir=",
+    "map": "pass transform=",
+    "max_cache_size": "pass cache_size=",
+    "max_errors": "check len(loader.skipped) in the loop",
+    "pin_memory": "leave it out; batches are in page-locked memory if there is CUDA, see device=",
+    "predownload": "pass prefetch_batches=",
+    "prefetch": "pass prefetch_batches=",
+    "prefetch_factor": "pass prefetch_batches=, which counts the batches of all workers together",
+    "progress": "leave it out; the log says how far scans are",
+    "remote": "pass it as urls",
+    "resampled": "leave it out; ranks get equally many batches. To draw with replacement pass weights=",
+    "samples": "use where=, such as 'fraction < 0.1', or pass keys as where=",
+    "select": "pass where=",
+    "shardshuffle": "pass shuffle=",
+    "shared_by": "give ranks that need the same batches the same rank= and world_size=",
+    "shuffle_seed": "pass seed=",
+    "shuffle_window": "pass the window as shuffle=, such as shuffle=50_000",
+    "show": "run `streamload show`",
+    "strict": "leave it out; a missing end-of-archive marker is a warning, and any other damage is an error",
+    "subsample": "pass where=, such as 'fraction < 0.1'",
+    "timeout": "leave it out; the log says what a batch waits for, and storage requests have time limits of their own",
+    "to_tuple": "pass fields=",
+    "with_epoch": "pass epoch_size=, if epochs are to be shorter or longer than the dataset",
+}
+
 
 def as_python(value: Any) -> Any:
     """Convert a NumPy scalar to a Python number, which JSON can hold; return other values unchanged."""
     return value.item() if isinstance(value, np.generic) else value
-
-
-_PREFIXES = " kmgt"
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)\s*(?:([kmgt])(i?))?b?\s*", re.IGNORECASE)
 
 
 def parse_bytes(name: str, value: int | str) -> int:
@@ -53,11 +95,6 @@ def check_int(name: str, value: object, least: int, alternative: str = "", *, mo
         raise ValueError(f"{name}={value!r} must be at least {least} {alternative}".rstrip())
     if most is not None and value > most:
         raise ValueError(f"{name}={value!r} must be at most {most:,} {alternative}".rstrip())
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
 
 
 def normal_name(name: str) -> str:
@@ -144,46 +181,6 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return f" (did you mean {alike[0]!r}?)" if alike else ""
 
 
-# Typos are closer to a known name than this; other loaders' arguments (`batch_sampler`) mostly are not.
-_ALIKE = 0.77
-
-# Keywords and methods of other loaders, and retired ones of this loader, with their replacements.
-_INSTEAD = {
-    "batch_sampler": "pass sampler=, or use TarDataset with torch's DataLoader",
-    "batched": "pass batch_size=",
-    "dataset": "pass the shards as urls",
-    "feeders": "leave it out; each rank has its own feeder. Pass RayFeeders(...) as num_workers=",
-    "generator": "pass seed=",
-    "handler": "pass on_error='skip'",
-    "in_order": "leave it out; batches come in order",
-    "input_dir": "pass it as urls",
-    "keys": "pass them as where=; a file with one a line as where=Path(...)",
-    "local": "pass cache_dir=",
-    "map": "pass transform=",
-    "max_cache_size": "pass cache_size=",
-    "max_errors": "check len(loader.skipped) in the loop",
-    "pin_memory": "leave it out; batches are in page-locked memory if there is CUDA, see device=",
-    "predownload": "pass prefetch_batches=",
-    "prefetch": "pass prefetch_batches=",
-    "prefetch_factor": "pass prefetch_batches=, which counts the batches of all workers together",
-    "progress": "leave it out; the log says how far scans are",
-    "remote": "pass it as urls",
-    "resampled": "leave it out; ranks get equally many batches. To draw with replacement pass weights=",
-    "samples": "use where=, such as 'fraction < 0.1', or pass keys as where=",
-    "select": "pass where=",
-    "shardshuffle": "pass shuffle=",
-    "shared_by": "give ranks that need the same batches the same rank= and world_size=",
-    "shuffle_seed": "pass seed=",
-    "shuffle_window": "pass the window as shuffle=, such as shuffle=50_000",
-    "show": "run `streamload show`",
-    "strict": "leave it out; a missing end-of-archive marker is a warning, and any other damage is an error",
-    "subsample": "pass where=, such as 'fraction < 0.1'",
-    "timeout": "leave it out; the log says what a batch waits for, and storage requests have time limits of their own",
-    "to_tuple": "pass fields=",
-    "with_epoch": "pass epoch_size=, if epochs are to be shorter or longer than the dataset",
-}
-
-
 def advises(constructor: Callable[P, R], *, neutral: Mapping[str, tuple[object, ...]] | None = None) -> Callable[P, R]:
     """Make a constructor reject unknown keywords with a TypeError that names the replacement.
 
@@ -213,15 +210,15 @@ def advises(constructor: Callable[P, R], *, neutral: Mapping[str, tuple[object, 
     return checked
 
 
+def _hint(name: str, known: Iterable[str]) -> str:
+    if name in _INSTEAD:
+        return f" ({_INSTEAD[name]})"
+    return did_you_mean(name.lower(), [other for other in known if other != "self"], _ALIKE)
+
+
 def no_attribute(owner: type, name: str) -> AttributeError:
     """Return the error for a missing attribute, with advice on methods of other loaders."""
     message = f"{owner.__name__!r} object has no attribute {name!r}"
     if name in inspect.signature(owner).parameters:
         return AttributeError(f"{message}; it is a keyword: {owner.__name__}(urls, {name}=...)")
     return AttributeError(f"{message}; {_INSTEAD[name]}" if name in _INSTEAD else message)
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    if name in _INSTEAD:
-        return f" ({_INSTEAD[name]})"
-    return did_you_mean(name.lower(), [other for other in known if other != "self"], _ALIKE)

@@ -34,74 +34,12 @@ from streamload.storage.storages import Storages
 from streamload.tar.extensions import Decode
 from streamload.workers.launchers import found_rank, local_ranks, processors_of_rank
 
-MOST_WORKERS, _MOST_FEEDERS = 1024, 1024
-
-
-@dataclass(frozen=True)
-class RayFeeders:
-    """Run a loader's feeders as actors of a Ray cluster that includes the trainer's machine.
-
-    Attributes:
-        number: of feeders.
-        num_cpus: processors of each, and the workers of each with `num_workers="auto"`.
-        resources: other resources that each claims, by Ray's names, as `{"cpu_node": 1}`.
-        memory: that each claims, as a number of bytes or "8GB"; None claims none.
-        address: `HOST:PORT` of the cluster's head; "auto" uses RAY_ADDRESS, or else the cluster that Ray finds here.
-        runtime_env: of the actors, as for `ray.init`.
-        start_timeout: seconds until all must have been placed and answer, before a ClusterError.
-
-    Raises:
-        ImportError: Ray is not installed.
-        TypeError, ValueError: a value is invalid.
-    """
-
-    number: int
-    _: KW_ONLY
-    num_cpus: int = 1
-    resources: Mapping[str, float] | None = None
-    memory: int | str | None = None
-    address: str = "auto"
-    runtime_env: Mapping[str, Any] | None = field(default=None, repr=False)  # it may hold keys
-    start_timeout: float = 60.0
-
-    def __post_init__(self) -> None:
-        if importlib.util.find_spec("ray") is None:
-            raise ImportError('RayFeeders needs Ray, which is not installed: pip install "streamload[ray]"')
-        check_int("number", self.number, 1, most=_MOST_FEEDERS)
-        check_int("num_cpus", self.num_cpus, 1, most=MOST_WORKERS)
-        timeout = self.start_timeout
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not (timeout > 0 and isfinite(timeout)):
-            raise ValueError(f"start_timeout={timeout!r} must be a number of seconds above 0")
-        if not isinstance(self.address, str) or not self.address:
-            raise TypeError(f'address={self.address!r} must be that of a Ray cluster, or "auto"')
-        if self.address != "auto" and ("://" in self.address or not is_host_and_port(self.address)):
-            raise ValueError(
-                f"address={self.address!r}: the trainer's machine must be a node of the cluster (`ray start "
-                '--address=HOST:PORT`), so give HOST:PORT of its head, or "auto"'
-            )
-        for name in ("resources", "runtime_env"):
-            if not isinstance(getattr(self, name), Mapping | None):
-                raise TypeError(f"{name}={getattr(self, name)!r} must be a mapping, or None")
-        if self.memory is not None:
-            parse_bytes("memory", self.memory)
-
-    @property
-    def demands(self) -> dict[str, float]:
-        """Return the resources that each feeder claims, by Ray's names."""
-        memory = {} if self.memory is None else {"memory": float(parse_bytes("memory", self.memory))}
-        return {"CPU": float(self.num_cpus), **memory, **(self.resources or {})}
-
-
-def is_host_and_port(address: str) -> bool:
-    """Return True if a text has the form `HOST:PORT`."""
-    host, colon, port = address.rpartition(":")
-    return bool(host and colon) and port.isdecimal()
-
-
-_MOST_BATCH_SIZE = 1 << 40
-_WORKERS_INSTEAD = '(or "auto", which is usual: one for each processor; or RayFeeders(...))'
 DEFAULT_WINDOW = 10_000
 """In samples; mixes about eleven shards of a thousand samples."""
+
+MOST_WORKERS, _MOST_FEEDERS = 1024, 1024
+_MOST_BATCH_SIZE = 1 << 40
+_WORKERS_INSTEAD = '(or "auto", which is usual: one for each processor; or RayFeeders(...))'
 
 
 @dataclass(kw_only=True)
@@ -390,6 +328,23 @@ class Options:
         _check_cache_folder(self.cache_folder)
 
 
+def _check_cache_folder(folder: str) -> None:
+    """Make the folder if need be."""
+    if (foreign := why_not_private(shards_folder(folder))) is not None:
+        raise ValueError(
+            f"cache_dir={folder!r} cannot be used: {foreign}, so it may hold what is not of this cache; name a "
+            "folder of your own"
+        )
+    try:
+        os.makedirs(folder, exist_ok=True)
+        os.scandir(folder).close()
+    except OSError as error:
+        raise ValueError(
+            f"cache_dir={folder!r} cannot be used: {error.strerror} ({error.filename!r}); name a folder that can be "
+            "written"
+        ) from None
+
+
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return rank and world size from the arguments, torch.distributed, RANK and WORLD_SIZE, or 0 of 1.
 
@@ -407,18 +362,62 @@ def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, 
     return rank, world_size
 
 
-def _check_cache_folder(folder: str) -> None:
-    """Make the folder if need be."""
-    if (foreign := why_not_private(shards_folder(folder))) is not None:
-        raise ValueError(
-            f"cache_dir={folder!r} cannot be used: {foreign}, so it may hold what is not of this cache; name a "
-            "folder of your own"
-        )
-    try:
-        os.makedirs(folder, exist_ok=True)
-        os.scandir(folder).close()
-    except OSError as error:
-        raise ValueError(
-            f"cache_dir={folder!r} cannot be used: {error.strerror} ({error.filename!r}); name a folder that can be "
-            "written"
-        ) from None
+@dataclass(frozen=True)
+class RayFeeders:
+    """Run a loader's feeders as actors of a Ray cluster that includes the trainer's machine.
+
+    Attributes:
+        number: of feeders.
+        num_cpus: processors of each, and the workers of each with `num_workers="auto"`.
+        resources: other resources that each claims, by Ray's names, as `{"cpu_node": 1}`.
+        memory: that each claims, as a number of bytes or "8GB"; None claims none.
+        address: `HOST:PORT` of the cluster's head; "auto" uses RAY_ADDRESS, or else the cluster that Ray finds here.
+        runtime_env: of the actors, as for `ray.init`.
+        start_timeout: seconds until all must have been placed and answer, before a ClusterError.
+
+    Raises:
+        ImportError: Ray is not installed.
+        TypeError, ValueError: a value is invalid.
+    """
+
+    number: int
+    _: KW_ONLY
+    num_cpus: int = 1
+    resources: Mapping[str, float] | None = None
+    memory: int | str | None = None
+    address: str = "auto"
+    runtime_env: Mapping[str, Any] | None = field(default=None, repr=False)  # it may hold keys
+    start_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise ImportError('RayFeeders needs Ray, which is not installed: pip install "streamload[ray]"')
+        check_int("number", self.number, 1, most=_MOST_FEEDERS)
+        check_int("num_cpus", self.num_cpus, 1, most=MOST_WORKERS)
+        timeout = self.start_timeout
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not (timeout > 0 and isfinite(timeout)):
+            raise ValueError(f"start_timeout={timeout!r} must be a number of seconds above 0")
+        if not isinstance(self.address, str) or not self.address:
+            raise TypeError(f'address={self.address!r} must be that of a Ray cluster, or "auto"')
+        if self.address != "auto" and ("://" in self.address or not is_host_and_port(self.address)):
+            raise ValueError(
+                f"address={self.address!r}: the trainer's machine must be a node of the cluster (`ray start "
+                '--address=HOST:PORT`), so give HOST:PORT of its head, or "auto"'
+            )
+        for name in ("resources", "runtime_env"):
+            if not isinstance(getattr(self, name), Mapping | None):
+                raise TypeError(f"{name}={getattr(self, name)!r} must be a mapping, or None")
+        if self.memory is not None:
+            parse_bytes("memory", self.memory)
+
+    @property
+    def demands(self) -> dict[str, float]:
+        """Return the resources that each feeder claims, by Ray's names."""
+        memory = {} if self.memory is None else {"memory": float(parse_bytes("memory", self.memory))}
+        return {"CPU": float(self.num_cpus), **memory, **(self.resources or {})}
+
+
+def is_host_and_port(address: str) -> bool:
+    """Return True if a text has the form `HOST:PORT`."""
+    host, colon, port = address.rpartition(":")
+    return bool(host and colon) and port.isdecimal()

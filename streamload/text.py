@@ -7,15 +7,6 @@ import re
 import warnings
 from collections.abc import Sequence
 
-
-def warn_at_caller(message: str) -> None:
-    """Issue a UserWarning located at the nearest caller outside this package."""
-    frame, frames_of_ours = inspect.currentframe(), 0
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "streamload":
-        frame, frames_of_ours = frame.f_back, frames_of_ours + 1
-    warnings.warn(message, UserWarning, stacklevel=frames_of_ours + 1)
-
-
 _MOST_LISTED = 20
 # Control characters except tabs and line feeds, line separators, changes of direction, and surrogates.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -41,3 +32,11 @@ def listed(names: Sequence[str]) -> str:
 def printable(text: str) -> str:
     """Escape characters that would act on a terminal or reorder the line."""
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+
+
+def warn_at_caller(message: str) -> None:
+    """Issue a UserWarning located at the nearest caller outside this package."""
+    frame, frames_of_ours = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "streamload":
+        frame, frames_of_ours = frame.f_back, frames_of_ours + 1
+    warnings.warn(message, UserWarning, stacklevel=frames_of_ours + 1)

@@ -26,6 +26,12 @@ from streamload.images.files import decode_image
 from streamload.tar.extensions import KIND_OF, Decode, Handler, Kind, decodes_as_built_in, last_extension
 from streamload.text import counted
 
+Encoded = memoryview | bytearray | bytes
+"""The bytes of a field. A decoder may keep a `bytearray` or `bytes`, but not a memoryview, which is reused."""
+
+Decoder = Callable[[Any], Any]
+"""Decode bytes to a value. Raises `ValueError`, or the user function's errors, for bytes of another format."""
+
 DECOMPRESSED_LIMIT_BYTES = 513 << 20
 """Maximum excess of a decoded field over its stored bytes: a volume of 512 x 512 x 512 float32, or an image of
 `PIXEL_LIMIT`."""
@@ -35,9 +41,93 @@ _HEADER_LIMIT_BYTES = 10_000  # as in NumPy: parsing longer literals may take mu
 _version_and_length = struct.Struct("<6xBxH").unpack_from
 _long_length = struct.Struct("<I").unpack_from
 
+_INT64_LIMIT = 1 << 63
+
+_GZIP_WINDOW_BITS = 31  # zlib's spelling of "a gzip header is expected"
+_GZIP_PIECE_BYTES = 1 << 20
+_GZIP_CHUNK_BYTES = 1 << 14  # small, since zlib copies the rest of a chunk at the end of every member
+
+_ZIP = b"PK\x03\x04"
+_BYTEARRAYS = (b"cbuiltins\nbytearray\n", b"c__builtin__\nbytearray\n")
+
 
 class ExpansionError(ValueError):
     """Raised for a field that would exceed its stored bytes by more than the limit."""
+
+
+def decoder_for(field: str, decode: Decode = True) -> Decoder:
+    """Return the decoder of a field.
+
+    Args:
+        field: the full name, such as `"jpg"`, `"seg.png"` or `"depth.npy.gz"`. The last extension decides; `gz` is
+            decompressed and then decoded by the extension before it. Unknown extensions give bytes.
+        decode: True for the built-in decoders, False for bytes, a tuple of `Handler`, or a mapping of functions of
+            `bytes`, or such tuples, that replace built-in decoders. Keys are full names, which take precedence, last
+            extensions, or several (`"jpg;png"`).
+
+    Raises:
+        ValueError: two of its keys name the same field.
+    """
+    if decode is False:
+        return bytes
+    field = normal_name(field)
+    extension = last_extension(field)
+    users: Mapping[str, Any] = by_field("decode", decode) if isinstance(decode, Mapping) else {}
+    if isinstance(decode, tuple) and extension != "gz":  # WebDataset, too, decompresses before it calls handlers
+        users = {extension: decode}
+    for name in (field, extension):
+        if name in users:
+            user: Decoder | tuple[Handler, ...] = users[name]
+            return partial(_handled, user, field) if isinstance(user, tuple) else user
+    if extension == "gz":
+        inner_field = field.rpartition(".")[0]
+        inner = decoder_for(inner_field, decode)
+        if decodes_as_built_in(inner_field, decode):
+            return lambda data: inner(decompress_gzip(data))
+        return lambda data: inner(bytes(decompress_gzip(data)))
+    return _BY_EXTENSION.get(extension, bytes)
+
+
+def _handled(handlers: tuple[Handler, ...], field: str, data: bytes) -> Any:
+    """Return the first result of WebDataset's handlers that is not None, else that of the built-in decoder."""
+    key, content = f".{field}", data
+    for handler in handlers:
+        value = handler(key, content)
+        if type(value).__name__ == "Continue":  # WebDataset's class for what was decompressed for further handlers
+            key, content = value.key, value.data
+        elif value is not None:
+            return value
+    return decoder_for(key)(memoryview(content))
+
+
+def decode_integer(data: memoryview) -> int:
+    """Decode a decimal integer that fits an int64, with optional sign and surrounding white space.
+
+    Raises:
+        ValueError: the text is something else.
+    """
+    text = bytes(data)
+    try:
+        value = int(text)
+    except ValueError:
+        raise ValueError(f"not an integer: {text[:40]!r}; decode={{...}} takes a decoder of yours") from None
+    if b"_" in text or (len(text) > 18 and not -_INT64_LIMIT <= value < _INT64_LIMIT):
+        raise ValueError(f"not an integer of up to 64 bits in plain digits: {text[:40]!r}")
+    return value
+
+
+def _decode_text(data: memoryview) -> str:
+    try:
+        return str(data, "utf-8").removeprefix("\ufeff")  # byte order mark
+    except UnicodeDecodeError as exc:
+        raise ValueError(f"not text in utf-8 ({exc}); decode={{...}} takes a decoder of yours, such as bytes") from exc
+
+
+def _decode_json(data: memoryview) -> Any:
+    try:
+        return json.loads(bytes(data))
+    except RecursionError as exc:
+        raise ValueError("the json document is nested too deeply to be read") from exc
 
 
 class NpyLayout(NamedTuple):
@@ -176,66 +266,6 @@ def check_entries(entries: Sequence[zipfile.ZipInfo], archive_bytes: int, limit_
             )
 
 
-_ZIP = b"PK\x03\x04"
-_BYTEARRAYS = (b"cbuiltins\nbytearray\n", b"c__builtin__\nbytearray\n")
-
-Encoded = memoryview | bytearray | bytes
-"""The bytes of a field. A decoder may keep a `bytearray` or `bytes`, but not a memoryview, which is reused."""
-
-Decoder = Callable[[Any], Any]
-"""Decode bytes to a value. Raises `ValueError`, or the user function's errors, for bytes of another format."""
-
-_GZIP_WINDOW_BITS = 31  # zlib's spelling of "a gzip header is expected"
-_GZIP_PIECE_BYTES = 1 << 20
-_GZIP_CHUNK_BYTES = 1 << 14  # small, since zlib copies the rest of a chunk at the end of every member
-_INT64_LIMIT = 1 << 63
-
-
-def decoder_for(field: str, decode: Decode = True) -> Decoder:
-    """Return the decoder of a field.
-
-    Args:
-        field: the full name, such as `"jpg"`, `"seg.png"` or `"depth.npy.gz"`. The last extension decides; `gz` is
-            decompressed and then decoded by the extension before it. Unknown extensions give bytes.
-        decode: True for the built-in decoders, False for bytes, a tuple of `Handler`, or a mapping of functions of
-            `bytes`, or such tuples, that replace built-in decoders. Keys are full names, which take precedence, last
-            extensions, or several (`"jpg;png"`).
-
-    Raises:
-        ValueError: two of its keys name the same field.
-    """
-    if decode is False:
-        return bytes
-    field = normal_name(field)
-    extension = last_extension(field)
-    users: Mapping[str, Any] = by_field("decode", decode) if isinstance(decode, Mapping) else {}
-    if isinstance(decode, tuple) and extension != "gz":  # WebDataset, too, decompresses before it calls handlers
-        users = {extension: decode}
-    for name in (field, extension):
-        if name in users:
-            user: Decoder | tuple[Handler, ...] = users[name]
-            return partial(_handled, user, field) if isinstance(user, tuple) else user
-    if extension == "gz":
-        inner_field = field.rpartition(".")[0]
-        inner = decoder_for(inner_field, decode)
-        if decodes_as_built_in(inner_field, decode):
-            return lambda data: inner(decompress_gzip(data))
-        return lambda data: inner(bytes(decompress_gzip(data)))
-    return _BY_EXTENSION.get(extension, bytes)
-
-
-def _handled(handlers: tuple[Handler, ...], field: str, data: bytes) -> Any:
-    """Return the first result of WebDataset's handlers that is not None, else that of the built-in decoder."""
-    key, content = f".{field}", data
-    for handler in handlers:
-        value = handler(key, content)
-        if type(value).__name__ == "Continue":  # WebDataset's class for what was decompressed for further handlers
-            key, content = value.key, value.data
-        elif value is not None:
-            return value
-    return decoder_for(key)(memoryview(content))
-
-
 def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) -> bytearray:
     """Decompress a gzip file of one or several members; trailing zeros are ignored.
 
@@ -272,36 +302,6 @@ def _gzip_pieces(data: memoryview) -> Iterator[bytes]:
             stream = zlib.decompressobj(_GZIP_WINDOW_BITS)
         elif not piece and position == len(data):
             raise ValueError(f"the gzip file is cut off after {counted(len(data), 'byte')}; write the sample again")
-
-
-def decode_integer(data: memoryview) -> int:
-    """Decode a decimal integer that fits an int64, with optional sign and surrounding white space.
-
-    Raises:
-        ValueError: the text is something else.
-    """
-    text = bytes(data)
-    try:
-        value = int(text)
-    except ValueError:
-        raise ValueError(f"not an integer: {text[:40]!r}; decode={{...}} takes a decoder of yours") from None
-    if b"_" in text or (len(text) > 18 and not -_INT64_LIMIT <= value < _INT64_LIMIT):
-        raise ValueError(f"not an integer of up to 64 bits in plain digits: {text[:40]!r}")
-    return value
-
-
-def _decode_text(data: memoryview) -> str:
-    try:
-        return str(data, "utf-8").removeprefix("\ufeff")  # byte order mark
-    except UnicodeDecodeError as exc:
-        raise ValueError(f"not text in utf-8 ({exc}); decode={{...}} takes a decoder of yours, such as bytes") from exc
-
-
-def _decode_json(data: memoryview) -> Any:
-    try:
-        return json.loads(bytes(data))
-    except RecursionError as exc:
-        raise ValueError("the json document is nested too deeply to be read") from exc
 
 
 def _decode_torch(data: memoryview) -> Any:

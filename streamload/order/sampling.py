@@ -14,87 +14,17 @@ from numpy.typing import NDArray
 
 from streamload.order.randomness import CounterDraws, as_uniforms, philox_key
 
+IntArray = NDArray[np.int64]
+Words = Callable[[int, NDArray[np.unsignedinteger]], NDArray[np.uint64]]
+
 # Samples per draw, so that the arrays stay in the CPU cache.
 _CHUNK = 1 << 16
 
 # Standard deviations around an expected bound that are searched for it.
 _SPREAD = 8.0
 
-IntArray = NDArray[np.int64]
-Words = Callable[[int, NDArray[np.unsignedinteger]], NDArray[np.uint64]]
-
-
-def group_sizes(group: NDArray[np.unsignedinteger], n_groups: int) -> IntArray:
-    """Count the samples of each group, int64[n_groups]; in pieces, since NumPy would convert all of `group` at once."""
-    step = max(_CHUNK, n_groups)
-    sizes = np.zeros(n_groups, np.int64)
-    for start in range(0, len(group), step):
-        sizes += np.bincount(group[start : start + step], minlength=n_groups)
-    return sizes
-
-
-def first_of_groups(
-    words: Words, group: NDArray[np.unsignedinteger], sizes: IntArray, wanted: IntArray, *, spread: float = _SPREAD
-) -> NDArray[np.bool_]:
-    """Choose the first samples of each group in the order of their words; equal words keep their order.
-
-    Words are uniform, so the last chosen word of a group is known to within a few standard deviations. Only samples in
-    that range are sorted: of 10^6 samples of one group about 10^4.
-
-    Args:
-        words: returns the words of consecutive samples, given the first one's number and their groups.
-        group: unsigned[N], the group of each sample.
-        sizes: int64[K], the samples of each group.
-        wanted: int64[K], the samples to choose from each group.
-        spread: the width of the search in standard deviations; if it is too narrow, all samples are sorted.
-
-    Returns:
-        bool[N], True for chosen samples.
-    """
-    low, high = _bounds(sizes, wanted, spread)
-    chosen = np.empty(len(group), np.bool_)
-    taken = np.zeros(len(sizes), np.int64)
-    open_samples, open_words = [], []
-    for start in range(0, len(group), _CHUNK):
-        of = group[start : start + _CHUNK]
-        drawn = words(start, of)
-        below = drawn < low[of]
-        chosen[start : start + _CHUNK] = below
-        np.add.at(taken, of[below], 1)
-        undecided = np.flatnonzero(~below & (drawn <= high[of]))
-        open_samples.append(start + undecided)
-        open_words.append(drawn[undecided])
-    samples = np.concatenate([np.empty(0, np.int64), *open_samples])
-    of, left = group[samples], wanted - taken
-    n_open = np.bincount(of, minlength=len(sizes))
-    if bool(((left < 0) | (left > n_open)).any()):
-        return first_of_groups(words, group, sizes, wanted, spread=np.inf)
-    by_turn = np.lexsort((np.concatenate([np.empty(0, np.uint64), *open_words]), of))
-    turns = np.arange(len(by_turn)) - np.repeat(np.cumsum(n_open) - n_open, n_open)
-    chosen[samples[by_turn[turns < left[of[by_turn]]]]] = True
-    return chosen
-
-
-def _bounds(sizes: IntArray, wanted: IntArray, spread: float) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return the minimum and maximum word that each group's last chosen sample may have."""
-    if not np.isfinite(spread):
-        return np.zeros(len(sizes), np.uint64), np.full(len(sizes), _LAST_WORD)
-    some = np.maximum(sizes, 1)
-    share = wanted / some
-    margin = spread * np.sqrt(share * (1 - share) / some) + spread**2 / some
-    margin[(wanted == 0) | (wanted == sizes)] = 0.0
-    return _word(share - margin), _word(share + margin)
-
-
-_LAST_WORD = np.uint64((1 << 64) - 1)
-
-
-def _word(share: NDArray[np.float64]) -> NDArray[np.uint64]:
-    inside = np.clip(share, 0.0, 1.0 - 2.0**-53)
-    return np.where(share >= 1.0, _LAST_WORD, (inside * 2.0**64).astype(np.uint64))
-
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_LAST_WORD = np.uint64((1 << 64) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +132,73 @@ class Weighted:
 
 
 Sampling = Stretched | Weighted | Sampled | Mixed
+
+
+def group_sizes(group: NDArray[np.unsignedinteger], n_groups: int) -> IntArray:
+    """Count the samples of each group, int64[n_groups]; in pieces, since NumPy would convert all of `group` at once."""
+    step = max(_CHUNK, n_groups)
+    sizes = np.zeros(n_groups, np.int64)
+    for start in range(0, len(group), step):
+        sizes += np.bincount(group[start : start + step], minlength=n_groups)
+    return sizes
+
+
+def first_of_groups(
+    words: Words, group: NDArray[np.unsignedinteger], sizes: IntArray, wanted: IntArray, *, spread: float = _SPREAD
+) -> NDArray[np.bool_]:
+    """Choose the first samples of each group in the order of their words; equal words keep their order.
+
+    Words are uniform, so the last chosen word of a group is known to within a few standard deviations. Only samples in
+    that range are sorted: of 10^6 samples of one group about 10^4.
+
+    Args:
+        words: returns the words of consecutive samples, given the first one's number and their groups.
+        group: unsigned[N], the group of each sample.
+        sizes: int64[K], the samples of each group.
+        wanted: int64[K], the samples to choose from each group.
+        spread: the width of the search in standard deviations; if it is too narrow, all samples are sorted.
+
+    Returns:
+        bool[N], True for chosen samples.
+    """
+    low, high = _bounds(sizes, wanted, spread)
+    chosen = np.empty(len(group), np.bool_)
+    taken = np.zeros(len(sizes), np.int64)
+    open_samples, open_words = [], []
+    for start in range(0, len(group), _CHUNK):
+        of = group[start : start + _CHUNK]
+        drawn = words(start, of)
+        below = drawn < low[of]
+        chosen[start : start + _CHUNK] = below
+        np.add.at(taken, of[below], 1)
+        undecided = np.flatnonzero(~below & (drawn <= high[of]))
+        open_samples.append(start + undecided)
+        open_words.append(drawn[undecided])
+    samples = np.concatenate([np.empty(0, np.int64), *open_samples])
+    of, left = group[samples], wanted - taken
+    n_open = np.bincount(of, minlength=len(sizes))
+    if bool(((left < 0) | (left > n_open)).any()):
+        return first_of_groups(words, group, sizes, wanted, spread=np.inf)
+    by_turn = np.lexsort((np.concatenate([np.empty(0, np.uint64), *open_words]), of))
+    turns = np.arange(len(by_turn)) - np.repeat(np.cumsum(n_open) - n_open, n_open)
+    chosen[samples[by_turn[turns < left[of[by_turn]]]]] = True
+    return chosen
+
+
+def _bounds(sizes: IntArray, wanted: IntArray, spread: float) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the minimum and maximum word that each group's last chosen sample may have."""
+    if not np.isfinite(spread):
+        return np.zeros(len(sizes), np.uint64), np.full(len(sizes), _LAST_WORD)
+    some = np.maximum(sizes, 1)
+    share = wanted / some
+    margin = spread * np.sqrt(share * (1 - share) / some) + spread**2 / some
+    margin[(wanted == 0) | (wanted == sizes)] = 0.0
+    return _word(share - margin), _word(share + margin)
+
+
+def _word(share: NDArray[np.float64]) -> NDArray[np.uint64]:
+    inside = np.clip(share, 0.0, 1.0 - 2.0**-53)
+    return np.where(share >= 1.0, _LAST_WORD, (inside * 2.0**64).astype(np.uint64))
 
 
 def mixed_words(words: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -25,6 +25,14 @@ from streamload.sampling.expression import Selection, Where
 from streamload.storage.storages import Urls
 from streamload.text import counted
 
+Weights = Literal["balanced"] | Mapping[int, float] | Sequence[float] | NDArray[Any]
+_Checked = str | dict[int, float] | NDArray[np.float64]
+
+_WHAT = '"balanced", a mapping from labels to weights, or one number for each sample'
+_ALL_ZERO = "weights are all zero, so nothing can be drawn; give a weight above zero"
+_LABELS_SHOWN = 20
+_UNDRAWN = "order: not drawn yet"
+
 
 @dataclass(frozen=True, slots=True)
 class Portion:
@@ -131,166 +139,6 @@ def portions_of(
                 f"{name}= and a Mixture don't go together; give each dataset its own: Portion(..., {name}=)"
             )
     return urls.portions
-
-
-Weights = Literal["balanced"] | Mapping[int, float] | Sequence[float] | NDArray[Any]
-_Checked = str | dict[int, float] | NDArray[np.float64]
-
-_WHAT = '"balanced", a mapping from labels to weights, or one number for each sample'
-_ALL_ZERO = "weights are all zero, so nothing can be drawn; give a weight above zero"
-_LABELS_SHOWN = 20
-
-
-def _checked_weights(weights: Weights | None) -> _Checked | None:
-    if weights is None or (isinstance(weights, str) and weights == "balanced"):
-        return weights
-    if isinstance(weights, str):
-        raise ValueError(f"weights={weights!r} must be {_WHAT}")
-    checked: _Checked
-    if isinstance(weights, Mapping):
-        for label, weight in weights.items():
-            if isinstance(label, bool) or not isinstance(label, int | np.integer):
-                raise TypeError(
-                    f"weights has {label!r}; give labels, which are whole numbers: a class's is its place in `classes`"
-                )
-            if isinstance(weight, bool) or not isinstance(weight, int | float | np.number):
-                raise TypeError(f"weights has {weight!r} for {label!r}; it must be a number")
-        checked = {int(label): float(weight) for label, weight in weights.items()}
-        values = np.array(list(checked.values()))
-    else:
-        try:
-            checked = values = np.asarray(weights, np.float64)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"weights is of type {type(weights).__name__}, and must be {_WHAT}") from error
-        if values.ndim != 1:
-            raise ValueError(f"weights has the shape {values.shape}, and must be {_WHAT}")
-    wrong = values[~np.isfinite(values) | (values < 0)]
-    if len(wrong):
-        raise ValueError(f"weights has {wrong[0]}; weights are finite and not negative")
-    if not values.any():
-        raise ValueError(_ALL_ZERO)
-    return checked
-
-
-def _label_weights(weights: str | Mapping[int, float], labels: Labels, existing: Sequence[int]) -> NDArray[np.float64]:
-    """Return the weight of one sample of each label of the samples that take part.
-
-    Each of the `existing` labels of the dataset may have a weight.
-    """
-    counts = group_sizes(labels.number, len(labels.values))
-    if len(counts) == 0:
-        raise ValueError("weights by label: the dataset has no samples")
-    if isinstance(weights, str):
-        return 1.0 / counts
-    known = ", ".join(map(str, existing[:_LABELS_SHOWN])) + (", ..." if len(existing) > _LABELS_SHOWN else "")
-    for label in weights:
-        if label not in existing:
-            raise ValueError(f"weights has the label {label}, which no sample has; the labels are {known}")
-    for label in labels.values:
-        if label not in weights:
-            raise ValueError(f"weights lacks the label {label}; give a weight, or 0, for each of the labels {known}")
-    found = np.array([weights[label] for label in labels.values])
-    if not found.any():
-        raise ValueError(_ALL_ZERO)
-    return found
-
-
-def _named(weights: _Checked) -> str:
-    """Return a short name of weights, by which a state recognizes them."""
-    if isinstance(weights, str):
-        return weights
-    if isinstance(weights, Mapping):
-        return _digest("labels", repr(sorted(weights.items())).encode())
-    return _digest("samples", weights.astype("<f8").tobytes())
-
-
-def _digest(kind: str, content: bytes | memoryview) -> str:
-    return f"{kind}:{hashlib.blake2b(content, digest_size=16).hexdigest()}"
-
-
-_UNDRAWN = "order: not drawn yet"
-
-
-class SamplerDraws:
-    """Draws a user's sampler once an epoch, and checks it against a loaded state.
-
-    Raises:
-        TypeError, ValueError: it can be iterated only once, or it divides the samples among ranks.
-    """
-
-    def __init__(self, sampler: Iterable[int]) -> None:
-        if not isinstance(sampler, Iterable):
-            raise TypeError(f"sampler={sampler!r} must be an iterable of numbers of samples, such as a torch Sampler")
-        if isinstance(sampler, Iterator):
-            raise TypeError(
-                f"sampler={sampler!r} can be iterated only once, and each epoch needs a new order; give a torch "
-                "Sampler, a list, or an object whose __iter__ starts over"
-            )
-        if getattr(sampler, "num_replicas", 1) != 1:
-            raise ValueError(
-                f"sampler={sampler!r} names the samples of one rank, and the loader divides those of all ranks itself; "
-                "make it with num_replicas=1 and rank=0, or leave it out"
-            )
-        self._sampler = sampler
-        self._numbers: NDArray[np.int64] | None = None
-        self._name: str | None = None  # of these numbers, if a state needed it
-        self._epoch = -1
-        self._expected: str | None = None
-
-    def __len__(self) -> int:
-        """Return the samples of an epoch. Raises TypeError if the sampler has no length."""
-        if not isinstance(self._sampler, Sized):
-            raise TypeError(
-                "the sampler has no len(), so the number of batches is not known before an epoch has begun; give it a "
-                "__len__"
-            )
-        return len(self._sampler)
-
-    def expect(self, state: str | None) -> None:
-        """Require the next drawn epoch to be the one of a loaded state."""
-        self._numbers = None
-        self._expected = state
-
-    def draw(self, epoch: int, position: int, n_samples: int) -> NDArray[np.int64]:
-        """Return the samples of an epoch, int64[M]. A resumed epoch is not drawn again.
-
-        Raises:
-            TypeError, ValueError: the sampler gives something that is not a number of a sample.
-            LoaderStateError: it gives another order than that of the loaded state.
-        """
-        if position and self._numbers is not None and self._epoch == epoch:
-            return self._numbers
-        expected = self._expected if position and self._expected != _UNDRAWN else None
-        for _ in range(1 if expected is None else epoch + 1):  # each draw may go on with a generator
-            if hasattr(self._sampler, "set_epoch"):
-                self._sampler.set_epoch(epoch)
-            try:
-                numbers = np.fromiter(map(operator.index, self._sampler), np.int64)
-            except TypeError as error:
-                raise TypeError(
-                    f"the sampler gave what is no number of a sample ({error}); instead of a batch sampler give its "
-                    "sampler, and batch_size"
-                ) from error
-            if expected is None or expected == _digest("order", numbers.data):
-                break
-        else:
-            raise LoaderStateError(
-                "the sampler gives another order than when the state was saved, so the rest of that epoch is not "
-                "known; give the sampler a generator with a fixed seed (torch.Generator().manual_seed(...)), or use "
-                "shuffle=True or weights= instead, which can be resumed anywhere"
-            )
-        if len(numbers) and (numbers.min() < 0 or numbers.max() >= n_samples):
-            wrong = numbers[(numbers < 0) | (numbers >= n_samples)][0]
-            raise ValueError(f"the sampler gave {wrong}, and the dataset has the samples 0 to {n_samples - 1}")
-        self._numbers, self._epoch, self._name, self._expected = numbers, epoch, None, None
-        return numbers
-
-    def state(self, epoch: int) -> str:
-        """Return what a state records to recognize the order."""
-        if self._numbers is None or self._epoch != epoch:
-            return self._expected or _UNDRAWN
-        self._name = self._name or _digest("order", self._numbers.data)
-        return self._name
 
 
 class SamplingOptions:
@@ -468,3 +316,152 @@ class SamplingOptions:
         if self._selected is not None:
             held["selection"] = _digest("samples", np.packbits(self._selected).tobytes())
         return held
+
+
+class SamplerDraws:
+    """Draws a user's sampler once an epoch, and checks it against a loaded state.
+
+    Raises:
+        TypeError, ValueError: it can be iterated only once, or it divides the samples among ranks.
+    """
+
+    def __init__(self, sampler: Iterable[int]) -> None:
+        if not isinstance(sampler, Iterable):
+            raise TypeError(f"sampler={sampler!r} must be an iterable of numbers of samples, such as a torch Sampler")
+        if isinstance(sampler, Iterator):
+            raise TypeError(
+                f"sampler={sampler!r} can be iterated only once, and each epoch needs a new order; give a torch "
+                "Sampler, a list, or an object whose __iter__ starts over"
+            )
+        if getattr(sampler, "num_replicas", 1) != 1:
+            raise ValueError(
+                f"sampler={sampler!r} names the samples of one rank, and the loader divides those of all ranks itself; "
+                "make it with num_replicas=1 and rank=0, or leave it out"
+            )
+        self._sampler = sampler
+        self._numbers: NDArray[np.int64] | None = None
+        self._name: str | None = None  # of these numbers, if a state needed it
+        self._epoch = -1
+        self._expected: str | None = None
+
+    def __len__(self) -> int:
+        """Return the samples of an epoch. Raises TypeError if the sampler has no length."""
+        if not isinstance(self._sampler, Sized):
+            raise TypeError(
+                "the sampler has no len(), so the number of batches is not known before an epoch has begun; give it a "
+                "__len__"
+            )
+        return len(self._sampler)
+
+    def expect(self, state: str | None) -> None:
+        """Require the next drawn epoch to be the one of a loaded state."""
+        self._numbers = None
+        self._expected = state
+
+    def draw(self, epoch: int, position: int, n_samples: int) -> NDArray[np.int64]:
+        """Return the samples of an epoch, int64[M]. A resumed epoch is not drawn again.
+
+        Raises:
+            TypeError, ValueError: the sampler gives something that is not a number of a sample.
+            LoaderStateError: it gives another order than that of the loaded state.
+        """
+        if position and self._numbers is not None and self._epoch == epoch:
+            return self._numbers
+        expected = self._expected if position and self._expected != _UNDRAWN else None
+        for _ in range(1 if expected is None else epoch + 1):  # each draw may go on with a generator
+            if hasattr(self._sampler, "set_epoch"):
+                self._sampler.set_epoch(epoch)
+            try:
+                numbers = np.fromiter(map(operator.index, self._sampler), np.int64)
+            except TypeError as error:
+                raise TypeError(
+                    f"the sampler gave what is no number of a sample ({error}); instead of a batch sampler give its "
+                    "sampler, and batch_size"
+                ) from error
+            if expected is None or expected == _digest("order", numbers.data):
+                break
+        else:
+            raise LoaderStateError(
+                "the sampler gives another order than when the state was saved, so the rest of that epoch is not "
+                "known; give the sampler a generator with a fixed seed (torch.Generator().manual_seed(...)), or use "
+                "shuffle=True or weights= instead, which can be resumed anywhere"
+            )
+        if len(numbers) and (numbers.min() < 0 or numbers.max() >= n_samples):
+            wrong = numbers[(numbers < 0) | (numbers >= n_samples)][0]
+            raise ValueError(f"the sampler gave {wrong}, and the dataset has the samples 0 to {n_samples - 1}")
+        self._numbers, self._epoch, self._name, self._expected = numbers, epoch, None, None
+        return numbers
+
+    def state(self, epoch: int) -> str:
+        """Return what a state records to recognize the order."""
+        if self._numbers is None or self._epoch != epoch:
+            return self._expected or _UNDRAWN
+        self._name = self._name or _digest("order", self._numbers.data)
+        return self._name
+
+
+def _checked_weights(weights: Weights | None) -> _Checked | None:
+    if weights is None or (isinstance(weights, str) and weights == "balanced"):
+        return weights
+    if isinstance(weights, str):
+        raise ValueError(f"weights={weights!r} must be {_WHAT}")
+    checked: _Checked
+    if isinstance(weights, Mapping):
+        for label, weight in weights.items():
+            if isinstance(label, bool) or not isinstance(label, int | np.integer):
+                raise TypeError(
+                    f"weights has {label!r}; give labels, which are whole numbers: a class's is its place in `classes`"
+                )
+            if isinstance(weight, bool) or not isinstance(weight, int | float | np.number):
+                raise TypeError(f"weights has {weight!r} for {label!r}; it must be a number")
+        checked = {int(label): float(weight) for label, weight in weights.items()}
+        values = np.array(list(checked.values()))
+    else:
+        try:
+            checked = values = np.asarray(weights, np.float64)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"weights is of type {type(weights).__name__}, and must be {_WHAT}") from error
+        if values.ndim != 1:
+            raise ValueError(f"weights has the shape {values.shape}, and must be {_WHAT}")
+    wrong = values[~np.isfinite(values) | (values < 0)]
+    if len(wrong):
+        raise ValueError(f"weights has {wrong[0]}; weights are finite and not negative")
+    if not values.any():
+        raise ValueError(_ALL_ZERO)
+    return checked
+
+
+def _label_weights(weights: str | Mapping[int, float], labels: Labels, existing: Sequence[int]) -> NDArray[np.float64]:
+    """Return the weight of one sample of each label of the samples that take part.
+
+    Each of the `existing` labels of the dataset may have a weight.
+    """
+    counts = group_sizes(labels.number, len(labels.values))
+    if len(counts) == 0:
+        raise ValueError("weights by label: the dataset has no samples")
+    if isinstance(weights, str):
+        return 1.0 / counts
+    known = ", ".join(map(str, existing[:_LABELS_SHOWN])) + (", ..." if len(existing) > _LABELS_SHOWN else "")
+    for label in weights:
+        if label not in existing:
+            raise ValueError(f"weights has the label {label}, which no sample has; the labels are {known}")
+    for label in labels.values:
+        if label not in weights:
+            raise ValueError(f"weights lacks the label {label}; give a weight, or 0, for each of the labels {known}")
+    found = np.array([weights[label] for label in labels.values])
+    if not found.any():
+        raise ValueError(_ALL_ZERO)
+    return found
+
+
+def _named(weights: _Checked) -> str:
+    """Return a short name of weights, by which a state recognizes them."""
+    if isinstance(weights, str):
+        return weights
+    if isinstance(weights, Mapping):
+        return _digest("labels", repr(sorted(weights.items())).encode())
+    return _digest("samples", weights.astype("<f8").tobytes())
+
+
+def _digest(kind: str, content: bytes | memoryview) -> str:
+    return f"{kind}:{hashlib.blake2b(content, digest_size=16).hexdigest()}"

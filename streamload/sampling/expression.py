@@ -17,61 +17,39 @@ from streamload.order.sampling import mixed_words
 from streamload.text import counted, listed
 
 Where = str | Callable[["ColumnsOf"], Any] | os.PathLike[str] | Iterable[str]
+ReadColumns = Callable[[Sequence[str]], Mapping[str, NDArray[Any]]]
+ReadNames = Callable[[], Sequence[str] | None]
+_Columns = Mapping[str, NDArray[Any]]
+
+# The column of numbers in [0, 1) that keys alone decide; `fraction(7)` are others.
+FRACTION = "fraction"
+CLASS_NAME = "class_name"
 
 _SHOWN_KEYS = 3
 
-ReadColumns = Callable[[Sequence[str]], Mapping[str, NDArray[Any]]]
-ReadNames = Callable[[], Sequence[str] | None]
+_MOST_INT64, _HUGE = (1 << 63) - 1, 10**308
 
-
-class ColumnsOf:
-    """The columns of a dataset, read as they are looked up by name, into `found`."""
-
-    def __init__(self, read: ReadColumns, class_names: ReadNames) -> None:
-        self._read = read
-        self._class_names = cache(class_names)
-        self.found: dict[str, NDArray[Any]] = {}
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        self.fetch([name])
-        return self.found[name]
-
-    def __iter__(self) -> NoReturn:
-        raise TypeError("columns are looked up by name, such as columns['label']; they cannot be iterated over")
-
-    def fetch(self, names: Iterable[str]) -> None:
-        """Read several columns at once."""
-        made_of = dict.fromkeys(names, LABEL)
-        for name in made_of:
-            if name != CLASS_NAME:
-                made_of[name] = KEY_HASH if name.partition(".")[0] == FRACTION else name
-        missing = [stored for stored in dict.fromkeys(made_of.values()) if stored not in self.found]
-        if missing:
-            self.found.update(self._read(missing))
-        for name, stored in made_of.items():
-            if name == CLASS_NAME:
-                self.found[name] = self._named(self.found[LABEL])
-            elif stored == KEY_HASH != name:
-                self.found[name] = _fractions(self.found[KEY_HASH], int(name.partition(".")[2] or 0))
-
-    def check_classes(self, names: Iterable[str]) -> None:
-        """Raise ValueError for a class that is not in `classes.json`, with similar names."""
-        for name in names:
-            known = self._class_names() or ()
-            if name not in known:
-                raise ValueError(f"where= compares class_name with {unknown_class(name, known)}")
-
-    def _named(self, labels: NDArray[np.int64]) -> NDArray[Any]:
-        names = self._class_names()
-        if names is None:
-            raise ValueError(
-                "where= has class_name, and beside the shards there is no classes.json (shardify writes it); use label"
-            )
-        existing, number = np.unique(labels, return_inverse=True)
-        unnamed = [label for label in existing.tolist() if not 0 <= label < len(names)]
-        if unnamed:
-            raise ValueError(f"where= has class_name, and classes.json has no name for label {unnamed[0]}; use label")
-        return np.array([names[label] for label in existing.tolist()], dtype=np.str_)[number]
+_EQUALITIES = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_GRAMMAR = (
+    'it is made of columns (`aesthetic`), `key`, `label`, `class_name`, `fraction`, `size.jpg`, "txt" for samples that '
+    "have the field txt, numbers, strings, + - * / // %, < <= > >= == != in, and, or, not"
+)
 
 
 class Selection:
@@ -145,40 +123,60 @@ def _keys_of(where: os.PathLike[str] | Iterable[str]) -> frozenset[str]:
     return keys
 
 
+class ColumnsOf:
+    """The columns of a dataset, read as they are looked up by name, into `found`."""
+
+    def __init__(self, read: ReadColumns, class_names: ReadNames) -> None:
+        self._read = read
+        self._class_names = cache(class_names)
+        self.found: dict[str, NDArray[Any]] = {}
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        self.fetch([name])
+        return self.found[name]
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("columns are looked up by name, such as columns['label']; they cannot be iterated over")
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Read several columns at once."""
+        made_of = dict.fromkeys(names, LABEL)
+        for name in made_of:
+            if name != CLASS_NAME:
+                made_of[name] = KEY_HASH if name.partition(".")[0] == FRACTION else name
+        missing = [stored for stored in dict.fromkeys(made_of.values()) if stored not in self.found]
+        if missing:
+            self.found.update(self._read(missing))
+        for name, stored in made_of.items():
+            if name == CLASS_NAME:
+                self.found[name] = self._named(self.found[LABEL])
+            elif stored == KEY_HASH != name:
+                self.found[name] = _fractions(self.found[KEY_HASH], int(name.partition(".")[2] or 0))
+
+    def check_classes(self, names: Iterable[str]) -> None:
+        """Raise ValueError for a class that is not in `classes.json`, with similar names."""
+        for name in names:
+            known = self._class_names() or ()
+            if name not in known:
+                raise ValueError(f"where= compares class_name with {unknown_class(name, known)}")
+
+    def _named(self, labels: NDArray[np.int64]) -> NDArray[Any]:
+        names = self._class_names()
+        if names is None:
+            raise ValueError(
+                "where= has class_name, and beside the shards there is no classes.json (shardify writes it); use label"
+            )
+        existing, number = np.unique(labels, return_inverse=True)
+        unnamed = [label for label in existing.tolist() if not 0 <= label < len(names)]
+        if unnamed:
+            raise ValueError(f"where= has class_name, and classes.json has no name for label {unnamed[0]}; use label")
+        return np.array([names[label] for label in existing.tolist()], dtype=np.str_)[number]
+
+
 def _fractions(key_hashes: NDArray[np.uint64], seed: int) -> NDArray[np.float64]:
     """Return a number in [0, 1) for each key, decided by it alone, so a split stays when samples are added."""
     words = mixed_words(mixed_words(key_hashes) + np.uint64(seed % (1 << 64)))
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-# The column of numbers in [0, 1) that keys alone decide; `fraction(7)` are others.
-FRACTION = "fraction"
-CLASS_NAME = "class_name"
-
-_Columns = Mapping[str, NDArray[Any]]
-
-_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-}
-_MOST_INT64, _HUGE = (1 << 63) - 1, 10**308
-_EQUALITIES = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
-_ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-_GRAMMAR = (
-    'it is made of columns (`aesthetic`), `key`, `label`, `class_name`, `fraction`, `size.jpg`, "txt" for samples that '
-    "have the field txt, numbers, strings, + - * / // %, < <= > >= == != in, and, or, not"
-)
 
 
 class Expression:
