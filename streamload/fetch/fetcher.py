@@ -32,343 +32,19 @@ from streamload.tar.decompression import Compression, Decompressor, compression_
 from streamload.tar.scan import ShardTable
 from streamload.totals import Event, TimeIntegral
 
-# Maximum gap to coalesce.
-_GAP_BYTES = 128 << 10
-
-
-class ByteRange(NamedTuple):
-    """The bytes `[start, end)` of a shard."""
-
-    shard: int
-    start: int
-    end: int
-
-
-class RangeReader:
-    """Read from a listing's shards and their indexes, with many concurrent requests."""
-
-    def __init__(self, listing: Listing, storages: Storages) -> None:
-        self._listing = listing
-        self.storages = storages
-        self._tables = Dataset(listing, storages)
-        self._at_once = asyncio.Semaphore(SMALL_REQUESTS)
-        self._pins: dict[int, Pin] = {}
-
-    async def table(self, shard: int) -> ShardTable | None:
-        """Return a shard's table; None if it is in no index. Raises what `Dataset.load` raises."""
-        async with self._at_once:
-            return await self._tables.load(shard)
-
-    async def read(self, wanted: ByteRange) -> bytes:
-        """Return the bytes of a range, clipped to the shard. Raises what `download` raises.
-
-        The shard's version must be the listed one, or else the first one read.
-        """
-        shard, start, end = wanted
-        url = self._listing.shard(shard).url
-        pin = self._pins.setdefault(shard, self._listing.pin(shard))
-        async with self._at_once:
-            storage, retries = self.storages.for_url(url), self.storages.retries
-            return await read_range(storage, url, start, end, pin=pin, retries=retries)
-
-
-def joined_ranges(places: Sequence[tuple[int, int, int]]) -> list[ByteRange]:
-    """Return few ranges, each at most a part long, that cover many places.
-
-    Args:
-        places: shard, start and end of each, in any order; empty ones are skipped.
-    """
-    joined: list[ByteRange] = []
-    for shard, start, end in sorted(places):
-        if start >= end:
-            continue
-        last = joined[-1] if joined else None
-        if last is not None and last.shard == shard and start <= last.end + _GAP_BYTES:
-            longer = max(last.end, end)
-            if end <= last.end or longer - last.start <= PART_BYTES:
-                joined[-1] = ByteRange(shard, last.start, longer)
-                continue
-        joined.append(ByteRange(shard, start, end))
-    return joined
-
-
-_LEAST_GROWTH_BYTES = 64 << 20
-
-
-class SparseMemory:
-    """Memory that is allocated only where written; other processes read it through a copied descriptor.
-
-    Args:
-        size_bytes: its size; None if unknown: it then grows ahead of writes.
-
-    Attributes:
-        descriptor: owned by this object.
-        size_bytes: the current size, which never shrinks.
-    """
-
-    def __init__(self, size_bytes: int | None) -> None:
-        self.size_bytes = size_bytes or _LEAST_GROWTH_BYTES
-        self.descriptor = new_memory(self.size_bytes)
-        self._closing = Lock()
-
-    def allocate(self, start: int, end: int) -> None:
-        """Allocate pages, so that `write` only copies; thread-safe. Errors are left to `write`."""
-        if hasattr(os, "posix_fallocate"):
-            with suppress(OSError), self._closing:  # the number may be reused after a close
-                os.posix_fallocate(self.descriptor, start, end - start)
-
-    def write(self, offset: int, data: bytes) -> None:
-        """Write bytes at an offset. Raises OSError if memory is exhausted."""
-        if offset + len(data) > self.size_bytes:
-            self.size_bytes = max(offset + len(data), 2 * self.size_bytes)
-            os.ftruncate(self.descriptor, self.size_bytes)
-        write_fully(self.descriptor, data, offset)
-
-    def free(self, start: int, end: int) -> None:
-        """Free the pages of a range that begins at a page, and ends at one or with the memory; on Linux."""
-        end = min(end, self.size_bytes)
-        if end > start and hasattr(mmap, "MADV_REMOVE"):
-            with mmap.mmap(self.descriptor, self.size_bytes) as mapped:
-                mapped.madvise(mmap.MADV_REMOVE, start, end - start)
-
-    def close(self) -> None:
-        """Close the descriptor; copies keep the memory. Idempotent."""
-        if self.descriptor < 0:
-            return
-        with self._closing:
-            os.close(self.descriptor)
-            self.descriptor = -1
-
-
-@dataclass(slots=True, eq=False)
-class FetchedShard:
-    """A shard to fetch, and its state.
-
-    Attributes:
-        number: in the listing.
-        pin: the version to read.
-        compression: a compressed shard is decompressed as a whole, into the single part 0.
-        total_bytes: its decompressed size, once known.
-        generation: the number of released memories and files.
-        memory: receives its parts.
-        file: its file in the disk cache, instead of memory.
-        lookup: the task that opens that file.
-    """
-
-    number: int
-    url: str
-    pin: Pin
-    compression: Compression | None
-    total_bytes: int | None
-    generation: int = 0
-    memory: SparseMemory | None = None
-    file: CacheFile | None = None
-    lookup: asyncio.Task[None] | None = None
-
-    @property
-    def version(self) -> tuple[int, int]:
-        """Return generation and mappable bytes: workers need a new descriptor if one changes."""
-        return self.generation, self.total_bytes or self.ensure_memory().size_bytes
-
-    def ensure_memory(self) -> SparseMemory:
-        """Return the memory, creating it if needed."""
-        if self.memory is None:
-            self.memory = SparseMemory(self.total_bytes)
-        return self.memory
-
-    def free(self, part: int) -> None:
-        """Free a part that lies in memory."""
-        if self.memory is None:
-            return
-        if self.compression is not None:
-            self.memory.free(0, self.memory.size_bytes)
-        else:
-            self.memory.free(*part_edges(part, self.total_bytes))
-
-    def release(self) -> None:
-        """Close the memory or the file."""
-        self.generation += 1
-        for each in (self.memory, self.file):
-            if each is not None:
-                each.close()
-        self.memory = self.file = self.lookup = None
-
-
 PIECE_BYTES = 2 << 20
 """Bytes of each request of `Transfers.read_all`."""
 
 PIECES_AHEAD = 3
 """Number of pieces that `Transfers.read_all` requests ahead."""
 
-
-class Source(NamedTuple):
-    """The source of a shard's bytes; all its downloads share one pin."""
-
-    storage: Storage
-    url: str
-    pin: Pin
-
-
-@dataclass(slots=True)
-class TransferCounts(RequestCounts):
-    """Totals since the start.
-
-    Attributes:
-        received_bytes: all bytes, including those that arrived twice.
-        cached_bytes: of parts that were in the disk cache when needed.
-    """
-
-    received_bytes: int = 0
-    cached_bytes: int = 0
-
-
-@dataclass(slots=True)
-class Download:
-    """A download in flight; `started_s` is by the loop's clock."""
-
-    url: str
-    start: int
-    started_s: float
-    received_bytes: int = 0
-
-
-class Transfers:
-    """Run concurrent downloads in a running loop until `close`, with `retries`.
-
-    Attributes:
-        running: the downloads in flight, oldest first.
-        counts: of requests.
-        in_flight: the number of downloads in flight, over time.
-        events: receives an event for each ended download, for a trace; None for no trace.
-    """
-
-    def __init__(self, retries: Retries) -> None:
-        self.running: dict[asyncio.Task[int], Download] = {}
-        self.counts = TransferCounts()
-        self.events: list[Event] | None = None
-        self._retries = retries
-        self._loop = asyncio.get_running_loop()
-        self.in_flight = TimeIntegral(self._loop.time)
-
-    def begin(self, source: Source, start: int, end: int, write: Callable[[int, bytes], None]) -> asyncio.Task[int]:
-        """Begin a download; see `download`."""
-        storage, url, pin = source
-        running = Download(url, start, self._loop.time())
-
-        def receive(offset: int, piece: bytes) -> None:
-            self.counts.received_bytes += len(piece)
-            running.received_bytes += len(piece)
-            write(offset, piece)
-
-        task = asyncio.create_task(
-            download(storage, url, start, end, receive, pin=pin, retries=self._retries, counts=self.counts)
-        )
-        self.running[task] = running
-        self.in_flight.set(len(self.running))
-        task.add_done_callback(partial(self._ended, end - start))
-        return task
-
-    def _ended(self, part_bytes: int, task: asyncio.Task[int]) -> None:
-        ended = self.running.pop(task)
-        self.in_flight.set(len(self.running))
-        if self.events is not None:
-            details = {"url": ended.url, "start": ended.start, "bytes": part_bytes}
-            seconds = self._loop.time() - ended.started_s
-            self.events.append(Event("fetch", "connection", ended.started_s, seconds, details))
-
-    async def read(self, source: Source, start: int, end: int) -> bytes:
-        """Fetch a range, clipped to the shard. Raises what `download` raises."""
-        content = bytearray()
-        await self.begin(source, start, end, lambda _, piece: content.extend(piece))
-        return bytes(content)
-
-    async def read_all(self, source: Source) -> AsyncGenerator[bytes]:
-        """Fetch a whole shard, a few requests ahead. Raises what `download` raises."""
-        ahead: deque[asyncio.Task[bytes]] = deque()
-        start = 0
-        try:
-            while True:
-                end = source.pin.total_bytes  # stated by the first answer
-                while not ahead if end is None else len(ahead) <= PIECES_AHEAD and start < end:
-                    ahead.append(asyncio.create_task(self.read(source, start, start + PIECE_BYTES)))
-                    start += PIECE_BYTES
-                if not ahead:
-                    return
-                yield await ahead.popleft()
-        finally:
-            for task in ahead:
-                task.cancel()
-            await asyncio.gather(*ahead, return_exceptions=True)
-
-    async def close(self) -> None:
-        """Cancel downloads in flight, and wait for them. Idempotent."""
-        for task in self.running:
-            task.cancel()
-        await asyncio.gather(*self.running, return_exceptions=True)
-
-
-# Cached files verified at the same time.
-_COMPARED_AT_ONCE = 2
 # Approximate memory of a decompression besides its part.
 _BESIDE_BYTES = (PIECES_AHEAD + 2) * PIECE_BYTES
-
-
-class TableLoader:
-    """Load the tables of remote indexes ahead of need; call `wake` when one arrives or fails."""
-
-    def __init__(self, tables: Dataset, wake: Callable[[], None]) -> None:
-        self.loading: dict[int, asyncio.Task[None]] = {}
-        self.errors: dict[int, Exception] = {}
-        self._tables = tables
-        self._wake = wake
-        self._at_once = asyncio.Semaphore(SMALL_REQUESTS)
-
-    def has(self, shards: Collection[int]) -> bool:
-        """Return True if the tables of some shards are loaded; otherwise load them, in this order.
-
-        They are kept until the next call.
-
-        Raises:
-            DatasetIndexError, StorageError: a table cannot be loaded.
-        """
-        missing = self._tables.hold(self._tables.with_sidecars(shards))
-        raise_first(self.errors, missing)
-        for shard in missing:
-            if shard not in self.loading:
-                self.loading[shard] = task = asyncio.create_task(self._load(shard))
-                task.add_done_callback(partial(self._ended, shard))
-        return not missing
-
-    async def _load(self, shard: int) -> None:
-        async with self._at_once:
-            if self._tables.needs_read(shard):  # it may have come with another one
-                await self._tables.fetch(shard)
-
-    def _ended(self, shard: int, task: asyncio.Task[None]) -> None:
-        """Record any error, including our own bugs, for `has`."""
-        del self.loading[shard]
-        if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            self.errors[shard] = error
-        self._wake()
-
-
-@dataclass(slots=True, eq=False)
-class _Decompression:
-    """A decompression in progress, to a shard's memory.
-
-    Attributes:
-        state: the shard.
-        key: of its part.
-        decompressor: counts its bytes.
-        room_bytes: bytes of the decompressed shard that have been admitted.
-        growing: set as soon as there is more room; None unless it waits for that.
-    """
-
-    state: FetchedShard
-    key: int
-    decompressor: Decompressor
-    room_bytes: int = PART_BYTES
-    growing: asyncio.Future[None] | None = None
+# Cached files verified at the same time.
+_COMPARED_AT_ONCE = 2
+_LEAST_GROWTH_BYTES = 64 << 20
+# Maximum gap to coalesce.
+_GAP_BYTES = 128 << 10
 
 
 class Fetcher:
@@ -508,37 +184,6 @@ class Fetcher:
         while (key := next(iter(self.window.missing), None)) is not None and self._begin(key):
             pass
 
-    def _begin(self, key: int) -> bool:
-        shard, number = shard_and_number(key)
-        state = self.state_of(shard)
-        if state.compression is not None:
-            # Beside others, require room for the largest so far, so that they do not stop each other.
-            room_bytes = PART_BYTES + (_BESIDE_BYTES + self._largest_bytes if self._decompressions else 0)
-            is_busy = len(self._decompressions) >= DECOMPRESSED_AT_ONCE
-            if is_busy or not self._admit(key, PART_BYTES + _BESIDE_BYTES, room_bytes):
-                return False
-            job = _Decompression(state, key, Decompressor(state.compression, state.url))
-            self._decompressions[shard] = job
-            self._start(state, number, self._decompress(job))
-            return True
-        start, end = part_edges(number, state.total_bytes)
-        size_bytes = 0 if state.file is not None and number not in state.file.missing else max(0, end - start)
-        is_busy = len(self._tasks) - len(self._decompressions) >= self._requests_now
-        if is_busy or not self._admit(key, size_bytes, size_bytes):
-            return False
-        self._start(state, number, self._fetch(state, number))
-        return True
-
-    def _admit(self, key: int, size_bytes: int, room_bytes: int) -> bool:
-        """Count a part as in flight; return False if there is no room for it."""
-        if not self._make_room(key, room_bytes):
-            self.lacking = self.lacking or (key, room_bytes)
-            return False
-        shard = shard_and_number(key)[0]
-        self._open[shard] = self._open.get(shard, False) and self.window.turn_of(key) == LAST
-        self.window.admit(key, size_bytes)
-        return True
-
     def stalled(self) -> bool:
         """Return True if a part does not fit, and no arrival can change that."""
         waiting = {job.key for job in self._decompressions.values() if job.growing}
@@ -588,6 +233,37 @@ class Fetcher:
             state.release()
         self._open.clear()
         await self._storages.aclose()
+
+    def _begin(self, key: int) -> bool:
+        shard, number = shard_and_number(key)
+        state = self.state_of(shard)
+        if state.compression is not None:
+            # Beside others, require room for the largest so far, so that they do not stop each other.
+            room_bytes = PART_BYTES + (_BESIDE_BYTES + self._largest_bytes if self._decompressions else 0)
+            is_busy = len(self._decompressions) >= DECOMPRESSED_AT_ONCE
+            if is_busy or not self._admit(key, PART_BYTES + _BESIDE_BYTES, room_bytes):
+                return False
+            job = _Decompression(state, key, Decompressor(state.compression, state.url))
+            self._decompressions[shard] = job
+            self._start(state, number, self._decompress(job))
+            return True
+        start, end = part_edges(number, state.total_bytes)
+        size_bytes = 0 if state.file is not None and number not in state.file.missing else max(0, end - start)
+        is_busy = len(self._tasks) - len(self._decompressions) >= self._requests_now
+        if is_busy or not self._admit(key, size_bytes, size_bytes):
+            return False
+        self._start(state, number, self._fetch(state, number))
+        return True
+
+    def _admit(self, key: int, size_bytes: int, room_bytes: int) -> bool:
+        """Count a part as in flight; return False if there is no room for it."""
+        if not self._make_room(key, room_bytes):
+            self.lacking = self.lacking or (key, room_bytes)
+            return False
+        shard = shard_and_number(key)[0]
+        self._open[shard] = self._open.get(shard, False) and self.window.turn_of(key) == LAST
+        self.window.admit(key, size_bytes)
+        return True
 
     def _start(self, state: FetchedShard, number: int, work: Coroutine[None, None, int]) -> None:
         """Start to fetch a part; `work` returns its bytes in memory."""
@@ -825,6 +501,269 @@ class Fetcher:
                 self._writer.submit(file.close)  # after pending writes
 
 
+@dataclass(slots=True, eq=False)
+class FetchedShard:
+    """A shard to fetch, and its state.
+
+    Attributes:
+        number: in the listing.
+        pin: the version to read.
+        compression: a compressed shard is decompressed as a whole, into the single part 0.
+        total_bytes: its decompressed size, once known.
+        generation: the number of released memories and files.
+        memory: receives its parts.
+        file: its file in the disk cache, instead of memory.
+        lookup: the task that opens that file.
+    """
+
+    number: int
+    url: str
+    pin: Pin
+    compression: Compression | None
+    total_bytes: int | None
+    generation: int = 0
+    memory: SparseMemory | None = None
+    file: CacheFile | None = None
+    lookup: asyncio.Task[None] | None = None
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Return generation and mappable bytes: workers need a new descriptor if one changes."""
+        return self.generation, self.total_bytes or self.ensure_memory().size_bytes
+
+    def ensure_memory(self) -> SparseMemory:
+        """Return the memory, creating it if needed."""
+        if self.memory is None:
+            self.memory = SparseMemory(self.total_bytes)
+        return self.memory
+
+    def free(self, part: int) -> None:
+        """Free a part that lies in memory."""
+        if self.memory is None:
+            return
+        if self.compression is not None:
+            self.memory.free(0, self.memory.size_bytes)
+        else:
+            self.memory.free(*part_edges(part, self.total_bytes))
+
+    def release(self) -> None:
+        """Close the memory or the file."""
+        self.generation += 1
+        for each in (self.memory, self.file):
+            if each is not None:
+                each.close()
+        self.memory = self.file = self.lookup = None
+
+
+@dataclass(slots=True, eq=False)
+class _Decompression:
+    """A decompression in progress, to a shard's memory.
+
+    Attributes:
+        state: the shard.
+        key: of its part.
+        decompressor: counts its bytes.
+        room_bytes: bytes of the decompressed shard that have been admitted.
+        growing: set as soon as there is more room; None unless it waits for that.
+    """
+
+    state: FetchedShard
+    key: int
+    decompressor: Decompressor
+    room_bytes: int = PART_BYTES
+    growing: asyncio.Future[None] | None = None
+
+
+class SparseMemory:
+    """Memory that is allocated only where written; other processes read it through a copied descriptor.
+
+    Args:
+        size_bytes: its size; None if unknown: it then grows ahead of writes.
+
+    Attributes:
+        descriptor: owned by this object.
+        size_bytes: the current size, which never shrinks.
+    """
+
+    def __init__(self, size_bytes: int | None) -> None:
+        self.size_bytes = size_bytes or _LEAST_GROWTH_BYTES
+        self.descriptor = new_memory(self.size_bytes)
+        self._closing = Lock()
+
+    def allocate(self, start: int, end: int) -> None:
+        """Allocate pages, so that `write` only copies; thread-safe. Errors are left to `write`."""
+        if hasattr(os, "posix_fallocate"):
+            with suppress(OSError), self._closing:  # the number may be reused after a close
+                os.posix_fallocate(self.descriptor, start, end - start)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Write bytes at an offset. Raises OSError if memory is exhausted."""
+        if offset + len(data) > self.size_bytes:
+            self.size_bytes = max(offset + len(data), 2 * self.size_bytes)
+            os.ftruncate(self.descriptor, self.size_bytes)
+        write_fully(self.descriptor, data, offset)
+
+    def free(self, start: int, end: int) -> None:
+        """Free the pages of a range that begins at a page, and ends at one or with the memory; on Linux."""
+        end = min(end, self.size_bytes)
+        if end > start and hasattr(mmap, "MADV_REMOVE"):
+            with mmap.mmap(self.descriptor, self.size_bytes) as mapped:
+                mapped.madvise(mmap.MADV_REMOVE, start, end - start)
+
+    def close(self) -> None:
+        """Close the descriptor; copies keep the memory. Idempotent."""
+        if self.descriptor < 0:
+            return
+        with self._closing:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class TableLoader:
+    """Load the tables of remote indexes ahead of need; call `wake` when one arrives or fails."""
+
+    def __init__(self, tables: Dataset, wake: Callable[[], None]) -> None:
+        self.loading: dict[int, asyncio.Task[None]] = {}
+        self.errors: dict[int, Exception] = {}
+        self._tables = tables
+        self._wake = wake
+        self._at_once = asyncio.Semaphore(SMALL_REQUESTS)
+
+    def has(self, shards: Collection[int]) -> bool:
+        """Return True if the tables of some shards are loaded; otherwise load them, in this order.
+
+        They are kept until the next call.
+
+        Raises:
+            DatasetIndexError, StorageError: a table cannot be loaded.
+        """
+        missing = self._tables.hold(self._tables.with_sidecars(shards))
+        raise_first(self.errors, missing)
+        for shard in missing:
+            if shard not in self.loading:
+                self.loading[shard] = task = asyncio.create_task(self._load(shard))
+                task.add_done_callback(partial(self._ended, shard))
+        return not missing
+
+    async def _load(self, shard: int) -> None:
+        async with self._at_once:
+            if self._tables.needs_read(shard):  # it may have come with another one
+                await self._tables.fetch(shard)
+
+    def _ended(self, shard: int, task: asyncio.Task[None]) -> None:
+        """Record any error, including our own bugs, for `has`."""
+        del self.loading[shard]
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self.errors[shard] = error
+        self._wake()
+
+
+class Transfers:
+    """Run concurrent downloads in a running loop until `close`, with `retries`.
+
+    Attributes:
+        running: the downloads in flight, oldest first.
+        counts: of requests.
+        in_flight: the number of downloads in flight, over time.
+        events: receives an event for each ended download, for a trace; None for no trace.
+    """
+
+    def __init__(self, retries: Retries) -> None:
+        self.running: dict[asyncio.Task[int], Download] = {}
+        self.counts = TransferCounts()
+        self.events: list[Event] | None = None
+        self._retries = retries
+        self._loop = asyncio.get_running_loop()
+        self.in_flight = TimeIntegral(self._loop.time)
+
+    def begin(self, source: Source, start: int, end: int, write: Callable[[int, bytes], None]) -> asyncio.Task[int]:
+        """Begin a download; see `download`."""
+        storage, url, pin = source
+        running = Download(url, start, self._loop.time())
+
+        def receive(offset: int, piece: bytes) -> None:
+            self.counts.received_bytes += len(piece)
+            running.received_bytes += len(piece)
+            write(offset, piece)
+
+        task = asyncio.create_task(
+            download(storage, url, start, end, receive, pin=pin, retries=self._retries, counts=self.counts)
+        )
+        self.running[task] = running
+        self.in_flight.set(len(self.running))
+        task.add_done_callback(partial(self._ended, end - start))
+        return task
+
+    def _ended(self, part_bytes: int, task: asyncio.Task[int]) -> None:
+        ended = self.running.pop(task)
+        self.in_flight.set(len(self.running))
+        if self.events is not None:
+            details = {"url": ended.url, "start": ended.start, "bytes": part_bytes}
+            seconds = self._loop.time() - ended.started_s
+            self.events.append(Event("fetch", "connection", ended.started_s, seconds, details))
+
+    async def read(self, source: Source, start: int, end: int) -> bytes:
+        """Fetch a range, clipped to the shard. Raises what `download` raises."""
+        content = bytearray()
+        await self.begin(source, start, end, lambda _, piece: content.extend(piece))
+        return bytes(content)
+
+    async def read_all(self, source: Source) -> AsyncGenerator[bytes]:
+        """Fetch a whole shard, a few requests ahead. Raises what `download` raises."""
+        ahead: deque[asyncio.Task[bytes]] = deque()
+        start = 0
+        try:
+            while True:
+                end = source.pin.total_bytes  # stated by the first answer
+                while not ahead if end is None else len(ahead) <= PIECES_AHEAD and start < end:
+                    ahead.append(asyncio.create_task(self.read(source, start, start + PIECE_BYTES)))
+                    start += PIECE_BYTES
+                if not ahead:
+                    return
+                yield await ahead.popleft()
+        finally:
+            for task in ahead:
+                task.cancel()
+            await asyncio.gather(*ahead, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Cancel downloads in flight, and wait for them. Idempotent."""
+        for task in self.running:
+            task.cancel()
+        await asyncio.gather(*self.running, return_exceptions=True)
+
+
+class Source(NamedTuple):
+    """The source of a shard's bytes; all its downloads share one pin."""
+
+    storage: Storage
+    url: str
+    pin: Pin
+
+
+@dataclass(slots=True)
+class TransferCounts(RequestCounts):
+    """Totals since the start.
+
+    Attributes:
+        received_bytes: all bytes, including those that arrived twice.
+        cached_bytes: of parts that were in the disk cache when needed.
+    """
+
+    received_bytes: int = 0
+    cached_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Download:
+    """A download in flight; `started_s` is by the loop's clock."""
+
+    url: str
+    start: int
+    started_s: float
+    received_bytes: int = 0
+
+
 async def _read_file(descriptor: int, end: int = sys.maxsize) -> AsyncGenerator[bytes]:
     offset = 0
     while data := await asyncio.to_thread(os.pread, descriptor, min(PIECE_BYTES, end - offset), offset):
@@ -836,3 +775,59 @@ def _close_opened(opening: Future[CacheFile | None]) -> None:
     file = None if opening.cancelled() or opening.exception() else opening.result()
     if file is not None:
         file.close()
+
+
+class RangeReader:
+    """Read from a listing's shards and their indexes, with many concurrent requests."""
+
+    def __init__(self, listing: Listing, storages: Storages) -> None:
+        self._listing = listing
+        self.storages = storages
+        self._tables = Dataset(listing, storages)
+        self._at_once = asyncio.Semaphore(SMALL_REQUESTS)
+        self._pins: dict[int, Pin] = {}
+
+    async def table(self, shard: int) -> ShardTable | None:
+        """Return a shard's table; None if it is in no index. Raises what `Dataset.load` raises."""
+        async with self._at_once:
+            return await self._tables.load(shard)
+
+    async def read(self, wanted: ByteRange) -> bytes:
+        """Return the bytes of a range, clipped to the shard. Raises what `download` raises.
+
+        The shard's version must be the listed one, or else the first one read.
+        """
+        shard, start, end = wanted
+        url = self._listing.shard(shard).url
+        pin = self._pins.setdefault(shard, self._listing.pin(shard))
+        async with self._at_once:
+            storage, retries = self.storages.for_url(url), self.storages.retries
+            return await read_range(storage, url, start, end, pin=pin, retries=retries)
+
+
+class ByteRange(NamedTuple):
+    """The bytes `[start, end)` of a shard."""
+
+    shard: int
+    start: int
+    end: int
+
+
+def joined_ranges(places: Sequence[tuple[int, int, int]]) -> list[ByteRange]:
+    """Return few ranges, each at most a part long, that cover many places.
+
+    Args:
+        places: shard, start and end of each, in any order; empty ones are skipped.
+    """
+    joined: list[ByteRange] = []
+    for shard, start, end in sorted(places):
+        if start >= end:
+            continue
+        last = joined[-1] if joined else None
+        if last is not None and last.shard == shard and start <= last.end + _GAP_BYTES:
+            longer = max(last.end, end)
+            if end <= last.end or longer - last.start <= PART_BYTES:
+                joined[-1] = ByteRange(shard, last.start, longer)
+                continue
+        joined.append(ByteRange(shard, start, end))
+    return joined
