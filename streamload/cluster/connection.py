@@ -30,216 +30,15 @@ from streamload.trainer.feeder_link import Connection, start_feeder_process
 from streamload.workers.launch import program_arguments
 from streamload.workers.launchers import available_processors
 
-_log = logging.getLogger("streamload")
-
 _CONNECT_TIMEOUT_S = 10.0
+# Calls for batches that wait in each actor, so that it need not wait for the trainer.
+_CALLS_AHEAD = 2
 _INSTALL = 'pip install "streamload[ray]"'
 _NONE_RUNS = (
     "no Ray cluster runs on this machine, and RAY_ADDRESS names none; start one with `ray start --head`, join this "
     "machine to one with `ray start --address HOST:PORT`, or give the address"
 )
-
-
-def own_version() -> str:
-    """Return the version of streamload in this process."""
-    return str(sys.modules["streamload"].__version__)
-
-
-def check_version(there: str, where: str, here: str) -> None:
-    """Raise ClusterError if a node has another version of streamload; Ray compares Ray and Python."""
-    if there != here:
-        raise ClusterError(
-            f"on the Ray node {where} streamload is {there}, and {here} here; install the same on all nodes"
-        )
-
-
-class RayCluster:
-    """A connection of this process to a Ray cluster.
-
-    Attributes:
-        ray: the module.
-        address: where it is.
-    """
-
-    def __init__(self, ray: Any, address: str, *, is_own: bool) -> None:
-        """Use `connect`."""
-        self.ray, self.address = ray, address
-        self._is_own = is_own
-
-    def require(self, resources: Mapping[str, float], number: int = 1, of: str = "tasks") -> None:
-        """Raise ClusterError if even idle nodes lack room for the tasks: Ray would wait forever."""
-        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        room = 0
-        for node in nodes:
-            room += min(number, *(int(node.get(name, 0) // amount) for name, amount in resources.items() if amount))
-        if room >= number:
-            return
-        wanted = listed_amounts(resources)
-        largest = {name: max((node.get(name, 0) for node in nodes), default=0) for name in resources}
-        missing = f"no node of the Ray cluster at {self.address!r} has {wanted}"
-        if room:
-            missing = f"the Ray cluster at {self.address!r} has room for {room} of {number} {of} with {wanted} each"
-        raise ClusterError(
-            f"{missing}: of its {len(nodes)} nodes the largest have {listed_amounts(largest)}; start nodes that have "
-            "it, or ask for less"
-        )
-
-    def close(self) -> None:
-        """Disconnect, if `connect` made the connection. Idempotent."""
-        is_own, self._is_own = self._is_own, False
-        if is_own:
-            self.ray.shutdown()
-
-
-def connect(address: str = "auto", *, runtime_env: Mapping[str, Any] | None = None) -> RayCluster:
-    """Connect this process to a Ray cluster, or use the program's connection.
-
-    Args:
-        address: "auto" for the cluster that this machine belongs to, `HOST:PORT` of its head, or `ray://HOST:PORT`.
-        runtime_env: of the processes on the nodes, as `ray.init` takes it.
-
-    Raises:
-        ClusterError: Ray is not installed, there is no such cluster, or it has another version of Ray or Python.
-    """
-    try:
-        ray: Any = import_module("ray")
-    except ImportError as exc:
-        raise ClusterError(f"Ray cannot be imported ({exc}); install it: {_INSTALL}") from None
-    is_own = not ray.is_initialized()
-    if is_own:
-        _join(ray, address, runtime_env)
-    cluster = RayCluster(ray, str(ray.get_runtime_context().gcs_address), is_own=is_own)
-    _log.info("this process uses the Ray cluster at %s", cluster.address)
-    return cluster
-
-
-def _join(ray: Any, address: str, runtime_env: Mapping[str, Any] | None) -> None:
-    where, named = repr(address), os.environ.get("RAY_ADDRESS") or "auto"
-    if address == "auto" and named != "auto":  # which Ray would take, too
-        address, where = named, f"{named!r}, which RAY_ADDRESS names"
-    if address not in ("auto", "local"):
-        _check_reachable(address.removeprefix("ray://"), where)
-    options: dict[str, Any] = {} if runtime_env is None else {"runtime_env": dict(runtime_env)}
-    try:
-        ray.init(address, namespace="streamload", log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as exc:
-        ray.shutdown()
-        text = " ".join(str(exc).split())
-        why = f"the Ray cluster at {where} cannot be used from here: {text}; this machine has to be one of its nodes"
-        if where == "'auto'" and isinstance(exc, ConnectionError):
-            why = f"{_NONE_RUNS} ({text})"
-        elif "ersion mismatch" in text:
-            why = f"the Ray cluster at {where} has another version: {text}; install the same here as on its nodes"
-        raise ClusterError(why) from None
-
-
-def _check_reachable(address: str, where: str) -> None:
-    """Try an address: Ray would try for a minute, and then may end the process."""
-    if not is_host_and_port(address):
-        raise ClusterError(
-            f"{where} is not the address of a Ray cluster; give auto for the one that runs here, or HOST:PORT"
-        )
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
-    except (OSError, OverflowError) as exc:
-        raise ClusterError(
-            f"no Ray cluster answers at {where} ({exc}); check that it runs, that its address is the one that `ray "
-            "start --head` prints, and that its port is open"
-        ) from None
-
-
-def listed_amounts(amounts: Mapping[str, float]) -> str:
-    """Return resources in words, as `3 CPU, 1 GPU`."""
-    return ", ".join(f"{amount:,g} {name}" for name, amount in amounts.items())
-
-
-Program = tuple[Sequence[str], Sequence[str], str]
-"""Of the training program: its `sys.argv`, its `sys.path`, and the folder where its relative paths begin."""
-
-
-class FeederActor:
-    """Runs a feeder for a share of a trainer's batches. Ray calls one method at a time."""
-
-    def __init__(self) -> None:
-        # Ray lets the numerical libraries have as many threads as the actor has processors; each worker has one.
-        os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
-        self._feeder: Connection | None = None
-        self._pass = (-1, -1, -1)
-        self._ended = True
-
-    def version(self) -> str:
-        """Return the version, which must be the trainer's: both exchange pickles."""
-        return own_version()
-
-    def start(self, program: Program, configure: bytes, num_cpus: int, budget_is_automatic: bool) -> None:
-        """Start the feeder; limit an automatic budget by the memory of this node."""
-        sys.argv[:], import_path, folder = program
-        sys.path += [entry for entry in import_path if entry not in sys.path]
-        if os.path.isdir(folder):
-            os.chdir(folder)
-        message: Configure = pickle.loads(configure)
-        set_log_levels(message.log_levels)
-        if budget_is_automatic:
-            actors_of_node = max(1, available_processors() // num_cpus)
-            budget_bytes = min(message.fetching.budget_bytes, default_budget(actors_of_node))
-            message = message._replace(fetching=message.fetching._replace(budget_bytes=budget_bytes))
-        self._feeder = start_feeder_process(message.workers, None)
-        self._feeder.send(message)
-
-    def begin(self, start: EpochStart) -> None:
-        """Begin a pass, and abandon the one before."""
-        assert self._feeder is not None, "start comes first"
-        self._pass, self._ended = start.identity, False
-        self._feeder.send(start)
-
-    def next(self) -> tuple[Ready | Failed, list[Bytes]] | None:
-        """Return the next batches with their memory, or a failure; None after the end.
-
-        Raises:
-            WorkerError: the feeder is dead, or has failed in an abandoned pass.
-        """
-        assert self._feeder is not None, "start comes first"
-        while not self._ended:
-            message = self._feeder.receive(None)
-            if isinstance(message, Failed):
-                if message.start not in (None, self._pass):
-                    raise WorkerError("the feeder has failed in a pass that was abandoned")
-                self._ended = True
-                return message, []
-            if not isinstance(message, Ready):
-                continue
-            memory = [self._feeder.lease(batch.slot)[: batch.done.size_bytes] for batch in message.batches]
-            if message.start == self._pass:
-                self._ended = message.last
-                return message, memory
-        return None
-
-
-# Calls for batches that wait in each actor, so that it need not wait for the trainer.
-_CALLS_AHEAD = 2
-
-
-@dataclass(slots=True, eq=False)
-class _Feeder:
-    """Feeder `number` of k, which makes the batches `number + n * k` of a pass.
-
-    Attributes:
-        coming: references of calls for batches.
-        batches: arrived, with their memory.
-        failed: why no more batches come.
-        ended: all batches have arrived.
-        died: it was placed again, and has returned no batch since.
-    """
-
-    number: int
-    actor: Any = None
-    coming: deque[Any] = field(default_factory=deque)
-    batches: deque[tuple[ReadyBatch, Bytes]] = field(default_factory=deque)
-    failed: Failed | None = None
-    ended: bool = True
-    totals: Totals = field(default_factory=Totals)
-    died: bool = False
+_log = logging.getLogger("streamload")
 
 
 class RayChannel:
@@ -434,3 +233,201 @@ class RayChannel:
         if actor is not None:
             with Attempt():  # the cluster may be gone
                 self._cluster.ray.kill(actor)
+
+
+@dataclass(slots=True, eq=False)
+class _Feeder:
+    """Feeder `number` of k, which makes the batches `number + n * k` of a pass.
+
+    Attributes:
+        coming: references of calls for batches.
+        batches: arrived, with their memory.
+        failed: why no more batches come.
+        ended: all batches have arrived.
+        died: it was placed again, and has returned no batch since.
+    """
+
+    number: int
+    actor: Any = None
+    coming: deque[Any] = field(default_factory=deque)
+    batches: deque[tuple[ReadyBatch, Bytes]] = field(default_factory=deque)
+    failed: Failed | None = None
+    ended: bool = True
+    totals: Totals = field(default_factory=Totals)
+    died: bool = False
+
+
+class FeederActor:
+    """Runs a feeder for a share of a trainer's batches. Ray calls one method at a time."""
+
+    def __init__(self) -> None:
+        # Ray lets the numerical libraries have as many threads as the actor has processors; each worker has one.
+        os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
+        self._feeder: Connection | None = None
+        self._pass = (-1, -1, -1)
+        self._ended = True
+
+    def version(self) -> str:
+        """Return the version, which must be the trainer's: both exchange pickles."""
+        return own_version()
+
+    def start(self, program: Program, configure: bytes, num_cpus: int, budget_is_automatic: bool) -> None:
+        """Start the feeder; limit an automatic budget by the memory of this node."""
+        sys.argv[:], import_path, folder = program
+        sys.path += [entry for entry in import_path if entry not in sys.path]
+        if os.path.isdir(folder):
+            os.chdir(folder)
+        message: Configure = pickle.loads(configure)
+        set_log_levels(message.log_levels)
+        if budget_is_automatic:
+            actors_of_node = max(1, available_processors() // num_cpus)
+            budget_bytes = min(message.fetching.budget_bytes, default_budget(actors_of_node))
+            message = message._replace(fetching=message.fetching._replace(budget_bytes=budget_bytes))
+        self._feeder = start_feeder_process(message.workers, None)
+        self._feeder.send(message)
+
+    def begin(self, start: EpochStart) -> None:
+        """Begin a pass, and abandon the one before."""
+        assert self._feeder is not None, "start comes first"
+        self._pass, self._ended = start.identity, False
+        self._feeder.send(start)
+
+    def next(self) -> tuple[Ready | Failed, list[Bytes]] | None:
+        """Return the next batches with their memory, or a failure; None after the end.
+
+        Raises:
+            WorkerError: the feeder is dead, or has failed in an abandoned pass.
+        """
+        assert self._feeder is not None, "start comes first"
+        while not self._ended:
+            message = self._feeder.receive(None)
+            if isinstance(message, Failed):
+                if message.start not in (None, self._pass):
+                    raise WorkerError("the feeder has failed in a pass that was abandoned")
+                self._ended = True
+                return message, []
+            if not isinstance(message, Ready):
+                continue
+            memory = [self._feeder.lease(batch.slot)[: batch.done.size_bytes] for batch in message.batches]
+            if message.start == self._pass:
+                self._ended = message.last
+                return message, memory
+        return None
+
+
+Program = tuple[Sequence[str], Sequence[str], str]
+"""Of the training program: its `sys.argv`, its `sys.path`, and the folder where its relative paths begin."""
+
+
+def connect(address: str = "auto", *, runtime_env: Mapping[str, Any] | None = None) -> RayCluster:
+    """Connect this process to a Ray cluster, or use the program's connection.
+
+    Args:
+        address: "auto" for the cluster that this machine belongs to, `HOST:PORT` of its head, or `ray://HOST:PORT`.
+        runtime_env: of the processes on the nodes, as `ray.init` takes it.
+
+    Raises:
+        ClusterError: Ray is not installed, there is no such cluster, or it has another version of Ray or Python.
+    """
+    try:
+        ray: Any = import_module("ray")
+    except ImportError as exc:
+        raise ClusterError(f"Ray cannot be imported ({exc}); install it: {_INSTALL}") from None
+    is_own = not ray.is_initialized()
+    if is_own:
+        _join(ray, address, runtime_env)
+    cluster = RayCluster(ray, str(ray.get_runtime_context().gcs_address), is_own=is_own)
+    _log.info("this process uses the Ray cluster at %s", cluster.address)
+    return cluster
+
+
+def _join(ray: Any, address: str, runtime_env: Mapping[str, Any] | None) -> None:
+    where, named = repr(address), os.environ.get("RAY_ADDRESS") or "auto"
+    if address == "auto" and named != "auto":  # which Ray would take, too
+        address, where = named, f"{named!r}, which RAY_ADDRESS names"
+    if address not in ("auto", "local"):
+        _check_reachable(address.removeprefix("ray://"), where)
+    options: dict[str, Any] = {} if runtime_env is None else {"runtime_env": dict(runtime_env)}
+    try:
+        ray.init(address, namespace="streamload", log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as exc:
+        ray.shutdown()
+        text = " ".join(str(exc).split())
+        why = f"the Ray cluster at {where} cannot be used from here: {text}; this machine has to be one of its nodes"
+        if where == "'auto'" and isinstance(exc, ConnectionError):
+            why = f"{_NONE_RUNS} ({text})"
+        elif "ersion mismatch" in text:
+            why = f"the Ray cluster at {where} has another version: {text}; install the same here as on its nodes"
+        raise ClusterError(why) from None
+
+
+def _check_reachable(address: str, where: str) -> None:
+    """Try an address: Ray would try for a minute, and then may end the process."""
+    if not is_host_and_port(address):
+        raise ClusterError(
+            f"{where} is not the address of a Ray cluster; give auto for the one that runs here, or HOST:PORT"
+        )
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as exc:
+        raise ClusterError(
+            f"no Ray cluster answers at {where} ({exc}); check that it runs, that its address is the one that `ray "
+            "start --head` prints, and that its port is open"
+        ) from None
+
+
+class RayCluster:
+    """A connection of this process to a Ray cluster.
+
+    Attributes:
+        ray: the module.
+        address: where it is.
+    """
+
+    def __init__(self, ray: Any, address: str, *, is_own: bool) -> None:
+        """Use `connect`."""
+        self.ray, self.address = ray, address
+        self._is_own = is_own
+
+    def require(self, resources: Mapping[str, float], number: int = 1, of: str = "tasks") -> None:
+        """Raise ClusterError if even idle nodes lack room for the tasks: Ray would wait forever."""
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        room = 0
+        for node in nodes:
+            room += min(number, *(int(node.get(name, 0) // amount) for name, amount in resources.items() if amount))
+        if room >= number:
+            return
+        wanted = listed_amounts(resources)
+        largest = {name: max((node.get(name, 0) for node in nodes), default=0) for name in resources}
+        missing = f"no node of the Ray cluster at {self.address!r} has {wanted}"
+        if room:
+            missing = f"the Ray cluster at {self.address!r} has room for {room} of {number} {of} with {wanted} each"
+        raise ClusterError(
+            f"{missing}: of its {len(nodes)} nodes the largest have {listed_amounts(largest)}; start nodes that have "
+            "it, or ask for less"
+        )
+
+    def close(self) -> None:
+        """Disconnect, if `connect` made the connection. Idempotent."""
+        is_own, self._is_own = self._is_own, False
+        if is_own:
+            self.ray.shutdown()
+
+
+def listed_amounts(amounts: Mapping[str, float]) -> str:
+    """Return resources in words, as `3 CPU, 1 GPU`."""
+    return ", ".join(f"{amount:,g} {name}" for name, amount in amounts.items())
+
+
+def check_version(there: str, where: str, here: str) -> None:
+    """Raise ClusterError if a node has another version of streamload; Ray compares Ray and Python."""
+    if there != here:
+        raise ClusterError(
+            f"on the Ray node {where} streamload is {there}, and {here} here; install the same on all nodes"
+        )
+
+
+def own_version() -> str:
+    """Return the version of streamload in this process."""
+    return str(sys.modules["streamload"].__version__)
