@@ -65,112 +65,6 @@ from streamload.tar.scan import LABEL_FIELD
 from streamload.text import counted, listed, warn_at_caller
 from streamload.workers.launch import Child, launch
 
-
-@contextmanager
-def naming_dataset(name: str) -> Iterator[None]:
-    """Name a dataset of a mixture in errors of the block."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        if not name:
-            raise
-        raise type(error)(f"dataset {name!r}: {error}") from None
-
-
-def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> None:
-    """Refuse fields that an indexed dataset does not have.
-
-    Raises:
-        TypeError, ValueError: names the dataset and the field.
-    """
-    for (name, portion), listing in zip(portions.items(), listings, strict=True):
-        with naming_dataset(name):
-            own = portion.transform
-            wanted = options if own is None else replace(options, transform=own)
-            if listing.counts is not None:
-                wanted.check_fields_exist(listing.fields)
-
-
-def labelled_folders(portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> tuple[str, ...]:
-    """Return the folders whose labels must mean the same classes: not of datasets with a transform of their own."""
-    folders: dict[str, None] = {}
-    for portion, listing in zip(portions.values(), listings, strict=True):
-        unknown = (LABEL_FIELD,) if listing.counts is None else listing.fields
-        names = unknown if options.field_names is None else options.field_names
-        if portion.transform is None and any(LABEL_FIELD in entry.split(";") for entry in names):
-            folders |= dict.fromkeys(shard.folder for shard in listing.shards)
-    return tuple(folders)
-
-
-def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
-    """Warn of decoders for fields that are not read, such as a misspelt extension.
-
-    One mapping may serve several datasets, so known extensions are mentioned only if none of the mapping is used.
-    `existing` are the fields of the shards, if known.
-    """
-    if not isinstance(options.decode, Mapping):
-        return
-    requested = [name for entry in options.field_names or () for name in entry.split(";")]
-    read = [name for name in dict.fromkeys(existing) if name in requested or options.field_names is None] or requested
-    given = [name for key in options.decode for name in alternatives(key)]
-    unused = [name for name in given if not any(applies_to(name, field) for field in (*read, *requested))]
-    if not read or not unused:
-        return
-    for name in unused if len(unused) == len(given) else (name for name in unused if name not in KIND_OF):
-        hint = did_you_mean(name, read)
-        warn_at_caller(f"decode has a function for {name!r}, which no field is read by: they are {listed(read)}{hint}")
-
-
-class SkippedMembers:
-    """Warn once of skipped links, of shards without an end-of-archive marker, and of epochs without a batch."""
-
-    def __init__(self) -> None:
-        self._skipped: Mapping[str, int] = {}
-        self._reported: set[str] = set()
-
-    def inspect(self, skipped: Mapping[str, int]) -> None:
-        """Record the members that scans have skipped, by reason; warn of those that may be missed."""
-        self._skipped = skipped
-        if links := skipped.get(LINK, 0):
-            self._warn_once(
-                "links",
-                f"{counted(links, 'link')} skipped in the shards read so far: a link in an archive has no bytes of its "
-                "own, and `tar` makes links of symbolic links and of files that have several names; if they belong to "
-                "samples, pack the shards with `tar --hard-dereference -h`",
-            )
-        if cut := skipped.get(MISSING_END, 0):
-            self._warn_once(
-                "cut",
-                f"{counted(cut, 'shard')} without an end-of-archive marker among those read so far, so it may have "
-                "been cut after a member; `streamload verify` names each: fetch or pack it again",
-            )
-
-    def explain_emptiness(self) -> None:
-        """Warn that no shard has a sample."""
-        reasons = [f"{count:,} {reason}" for reason, count in self._skipped.items() if reason != MISSING_END]
-        skipped = f": all their members were skipped ({', '.join(reasons)})" if reasons else ""
-        self._warn_once(
-            "empty",
-            f"no sample is in the shards, so there is nothing to give{skipped}; the files of a sample are regular ones "
-            "named KEY.FIELD, such as 0001.jpg and 0001.cls",
-        )
-
-    def explain_dropped_epoch(self, samples: int, batch_size: int, world_size: int) -> None:
-        """Warn that `drop_last` leaves no batch of an epoch."""
-        ranks = f" on each of {counted(world_size, 'rank')}" if world_size > 1 else ""
-        self._warn_once(
-            "dropped",
-            f"drop_last=True drops the whole epoch, so there is no batch: it has {counted(samples, 'sample')}, and one "
-            f"batch of batch_size={batch_size}{ranks} takes {batch_size * world_size:,}; give a smaller batch_size, or "
-            "drop_last=False",
-        )
-
-    def _warn_once(self, kind: str, message: str) -> None:
-        if kind not in self._reported:
-            self._reported.add(kind)
-            warn_at_caller(message)
-
-
 if TYPE_CHECKING:
     from streamload.trainer.device import Cuda  # which imports torch
     from streamload.trainer.in_process_feeder import InProcessChannel
@@ -179,22 +73,380 @@ if TYPE_CHECKING:
 _GRACE_S = 0.7
 # How long a feeder may take to say what holds it up.
 _ANSWER_S = 3.0
-
 _log = logging.getLogger("streamload")
 _numbers = itertools.count()
 
 
-class FeederDiedError(WorkerError):
-    """The feeder has died, as the message says; another one can take its place."""
+class FeederLink:
+    """Lists the shards of a loader, and starts its feeder at the first use, and again after it was closed.
+
+    Args:
+        options: the loader's.
+        portions: the datasets, by name.
+        sampling: the loader's; resolved here.
+        cuda: page-locks memory.
+        start_elsewhere: starts and configures feeders on other nodes.
+
+    Attributes:
+        listing: the shards of all datasets.
+        counts: the samples of each shard, if known.
+
+    Raises:
+        TypeError, ValueError: the arguments do not fit the dataset or the budget.
+        StreamloadError: as `list_shards`; or needed labels or columns are missing, or cannot be read.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        portions: Mapping[str, Portion],
+        sampling: SamplingOptions,
+        *,
+        cuda: Cuda,
+        start_elsewhere: Callable[[Configure], Any] | None = None,
+    ) -> None:
+        self.options = options
+        self.lanes = sampling.lanes
+        self._start_elsewhere = start_elsewhere
+        self._portions = portions
+        self._sampling = sampling
+        self._closed = self._traced = False
+        self._connection: Connection | None = None
+        # What the feeder was told, and if this process makes the rows, their job.
+        self._configured: tuple[Configure, Job | None] | None = None
+        self._had: list[object] = []
+        workers = options.workers if start_elsewhere is None else 0
+        places = named_places(portions.values())
+        self._client = FeederClient(options.storages, places, workers=workers, cuda=cuda if options.workers else None)
+        try:
+            # Local shards are listed here, remote ones in the feeder, so that no I/O library comes in here.
+            if workers:
+                self._client.feeder()  # its imports take as long as a long listing
+            self._listings = [self._client.list_shards(p.urls, p.index, p.sidecars) for p in portions.values()]
+            self.listing = self._listings[0] if len(self._listings) == 1 else joined_listing(self._listings)
+            edges = tuple(accumulate((len(listing.shards) for listing in self._listings), initial=0))
+            own = tuple((edge, portion.transform) for edge, portion in zip(edges, portions.values(), strict=False))
+            self._own_transforms: OwnTransforms = own if any(each is not None for _, each in own) else ()
+            read_labels = partial(self._client.call, "read_labels", self.listing, options.storages)
+            sampling.resolve(edges, self._selected(), read_labels)
+            self.counts = self.listing.counts
+            if self.counts is not None:
+                sampling.check_counts(self.counts)
+            check_fields(portions, self._listings, options)
+            warn_of_unused_decoders(options, () if self.counts is None else self.listing.fields)
+        except BaseException:  # after Ctrl-C too, whose traceback keeps this object
+            self.close()
+            raise
+
+    def _selected(self) -> NDArray[np.bool_] | None:
+        """Return which samples take part, in the order of the listing; None for all."""
+        if all(portion.selection.where is None for portion in self._portions.values()):
+            return None
+        found = []
+        for (name, portion), listing in zip(self._portions.items(), self._listings, strict=True):
+            with naming_dataset(name):
+                found.append(self._client.select(portion.selection, listing))
+        selected = np.concatenate(found)
+        return None if selected.all() else selected
+
+    def settings(self) -> PipelineSettings:
+        """Return the settings of every epoch."""
+        return self.options.pipeline(self.lanes, self._sampling.sampling)
+
+    def begin(self, start: EpochStart) -> Connection:
+        """Request an epoch."""
+        connection = self.connect()
+        if self._traced:
+            connection.send(Tracing(on=True))
+        connection.send(start)
+        return connection
+
+    def trace(self, *, on: bool) -> None:
+        """Start or stop recording events for a trace."""
+        self._traced = on
+        if (connection := self._living()) is not None:
+            connection.send(Tracing(on=on))
+
+    def _living(self) -> Connection | None:
+        connection = self._connection
+        return None if connection is None or connection.closed or connection.death is not None else connection
+
+    def connect(self) -> Connection:
+        """Return the connection to a configured feeder; replace a dead one by one configured alike.
+
+        Raises:
+            LoaderClosedError: the loader was closed.
+            DatasetIndexError, StorageError: as `FeederClient.check_classes`.
+        """
+        if self._closed:
+            raise LoaderClosedError("the loader was closed; make a new one")
+        connection = self._living()
+        if connection is None:
+            if self._connection is None or self._connection.death is None:
+                self._configure()  # else what has changed since is for the next pass
+            connection = self._connection = self._start()
+            if self._closed:  # by another thread meanwhile
+                self.disconnect()
+                raise LoaderClosedError("the loader was closed; make a new one")
+        return connection
+
+    def change_transform(self, transform: Transform | None) -> None:
+        """Use another transform from the next pass on. Raises what `check_fields` raises."""
+        options = replace(self.options, transform=transform)
+        check_fields(self._portions, self._listings, options)
+        self.options = options
+
+    def take_changes(self) -> None:
+        """Between passes, end a feeder whose workers have outdated functions or values.
+
+        Raises:
+            TypeError: a function holds something that cannot leave this process.
+        """
+        if self._living() is None or self._configured is None:
+            self._connection = None
+            return
+        functions, before = self._functions(), self._configured[0].job
+        if len(functions) != len(self._had) or not all(map(operator.is_, functions, self._had)):
+            self.disconnect()
+        elif before:  # else the functions are the user's own objects
+            job = self.options.pickled_job(self._own_transforms)
+            # Some pickles are never twice the same.
+            if job != before and job == self.options.pickled_job(self._own_transforms):
+                _log.warning(
+                    "the workers are restarted: the loader's functions, or values that they refer to, have changed "
+                    "since the last pass. If no transform needs these values, keep them out of its objects and modules"
+                )
+                self.disconnect()
+
+    def _functions(self) -> list[object]:
+        """Return the options and all user functions, to see whether one was replaced."""
+        arguments = (self.options.decode, self.options.transform, *(own for _, own in self._own_transforms))
+        nested = [each.values() if isinstance(each, Mapping) else (each,) for each in arguments]
+        return [self.options, *chain.from_iterable(nested)]
+
+    def count(self) -> tuple[int, ...]:
+        """Return the samples of each shard; until a pass has come to its end, those without an index are scanned.
+
+        Raises:
+            LoaderClosedError: the loader was closed.
+            StreamloadError: as `read_columns`.
+        """
+        if self._closed:
+            raise LoaderClosedError("the loader was closed; make a new one")
+        if self.counts is None:
+            # By a process of its own, which ends with this call, also at Ctrl-C.
+            with closing(FeederClient(self.options.storages, listing_places(self.listing))) as client:
+                counts = tuple(client.counts(self.listing))
+            self._sampling.check_counts(counts)
+            self.counts = counts
+        return self.counts
+
+    def last_position(self, start: EpochStart) -> float:
+        """Return the position after an epoch's last batch. Raises what `SamplingOptions.last_position` raises."""
+        return self._sampling.last_position(start, self.counts, self.settings().order)
+
+    def sizes(self) -> tuple[int, ...]:
+        """Return the bytes of each shard, requested if the listing lacks them."""
+        shards = self.listing.shards
+        unknown = [shard.url for shard in shards if shard.bytes == UNKNOWN_BYTES]
+        found = self._client.call("look_at", unknown, self.options.storages) if unknown else {}
+        return tuple(found.get(shard.url, shard).bytes for shard in shards)
+
+    def disconnect(self) -> None:
+        """End the feeder; the next `connect` starts another one."""
+        if self._connection is not None:
+            self._connection.close()
+        self._client.close()
+        self._connection = None
+
+    def close(self) -> None:
+        """End the feeder for good. Idempotent."""
+        self._closed = True
+        self.disconnect()
+
+    def _configure(self) -> None:
+        """Make the configuration of feeders. Raises what `FeederClient.check_classes` raises."""
+        options = self.options
+        try:
+            self._client.check_classes(self._portions, self._listings, options)
+        except StreamloadError:
+            self.disconnect()
+            raise
+        message = Configure(
+            listing=self.listing,
+            settings=self.settings(),
+            job=options.pickled_job(self._own_transforms) if options.workers else b"",
+            workers=options.workers,
+            fetching=options.fetching(),
+            import_path=tuple(entry or os.getcwd() for entry in sys.path),
+            ends_at_failure=options.on_error == "raise",
+            log_levels=log_levels(),
+            descriptors=0 if options.workers else descriptor_limit(),
+        )
+        self._configured = message, None if options.workers else options.job(self._own_transforms)
+        self._had = self._functions()
+
+    def _start(self) -> Connection:
+        """Configure a feeder; start it if there is none."""
+        assert self._configured is not None
+        (configure, job), client = self._configured, self._client
+        if self._start_elsewhere is not None:
+            client.close()
+            return Connection(self._start_elsewhere(configure))
+        is_here = job is not None and client.is_here
+        if is_here and (client.is_process_local or not fetched_shards(self.listing, self.options.storages)):
+            from streamload.trainer.in_process_feeder import InProcessChannel  # with the scheduler and the decoders
+
+            connection = Connection(InProcessChannel(configure))
+        else:
+            connection = client.feeder()
+        if job is not None:
+            from streamload.workers.caller_worker import CallerWorker  # with the decoders
+
+            connection.make_rows(CallerWorker(job))
+        if client.process is connection:
+            connection.send(configure)
+        return connection
 
 
-def second_death(error: FeederDiedError) -> WorkerError:
-    """Return the error for two deaths in turn."""
-    return WorkerError(
-        "two feeder processes died in turn, and no batch or answer came in between: where memory runs out, lower "
-        "memory_budget or num_workers, or raise the limit (of the container, or `ulimit -v`). The second time, "
-        f"{error.message}"
-    )
+class FeederClient:
+    """Calls functions of `Calls`: in this process if no other one can read, or need read, the places.
+
+    Else the first call starts a feeder's process, and another if that has ended.
+
+    Attributes:
+        is_process_local: only this process can read some place.
+        is_here: functions are called in this process.
+        process: the newest feeder's process, which may be closed.
+    """
+
+    def __init__(
+        self, storages: Storages, places: Iterable[str], *, workers: int = 0, cuda: Cuda | None = None
+    ) -> None:
+        self.storages = storages
+        self._places = list(places)
+        self.is_process_local = any(map(storages.is_process_local, self._places))
+        self.is_here = self.is_process_local or is_all_local(self._places, storages)
+        self._workers = workers
+        self._cuda = cuda
+        self._calls = Calls()
+        self._read_from: Listing | None = None
+        self.process: Connection | None = None
+
+    def feeder(self) -> Connection:
+        """Return the feeder's process; start one if there is none that runs.
+
+        Raises:
+            TypeError, ValueError: an option of the storages makes no sense.
+        """
+        if self.process is not None and self.process.death is not None:
+            _log.warning("%s; another one is started, and goes on in its place", self.process.death)
+            self.close()
+        if self.process is None or self.process.closed:
+            self.storages.check(self._places)
+            try:
+                self.process = start_feeder_process(self._workers, self._cuda)
+            except OSError as error:
+                raise naming_the_limit(error) from error
+            if self._read_from is not None:
+                self.process.call("open_reader", self._read_from, self.storages)
+        return self.process
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """Call a function, and once more in another process if the feeder dies.
+
+        Raises:
+            WorkerError: the second feeder died as well.
+            Exception: what the function raises, and what `feeder` raises.
+        """
+        if self.is_here:
+            return self._calls.call_here(function, arguments)
+        with suppress(FeederDiedError):
+            return self.feeder().call(function, *arguments)
+        try:
+            return self.feeder().call(function, *arguments)
+        except FeederDiedError as error:
+            raise second_death(error) from error
+
+    def read_from(self, listing: Listing) -> None:
+        """Have "read_tables" and "read_ranges" read from these shards."""
+        self.call("open_reader", listing, self.storages)
+        self._read_from = listing
+
+    def list_shards(self, urls: Urls, index: str | os.PathLike[str] | None, sidecars: Sequence[Urls] = ()) -> Listing:
+        """Call `list_shards`, and raise what it raises."""
+        if not self.is_here:  # paths and sequences may be of classes that the feeder does not know
+            urls, index = as_strings(urls), None if index is None else os.fspath(index)
+            sidecars = tuple(map(as_strings, sidecars))
+        listing: Listing = self.call("list_shards", urls, index, self.storages, sidecars)
+        return listing
+
+    def select(self, selection: Selection, listing: Listing) -> NDArray[np.bool_]:
+        """Return which samples take part, bool[N], in the order of the listing.
+
+        Raises:
+            TypeError, ValueError, StreamloadError: as `Selection.select` and `read_columns`.
+        """
+
+        def read(names: Sequence[str]) -> Columns:
+            columns: Columns = self.call("read_columns", listing, self.storages, tuple(names))[0]
+            return columns
+
+        def count() -> int:
+            return sum(self.counts(listing))
+
+        if selection.where is None:
+            return np.ones(count(), np.bool_)
+        return selection.select(ColumnsOf(read, partial(self.class_names, listing)), count)
+
+    def class_names(self, listing: Listing) -> tuple[str, ...] | None:
+        """Return the names of the classes. Raises what `read_class_names` raises."""
+        folders = tuple(dict.fromkeys(shard.folder for shard in listing.shards))
+        names: tuple[str, ...] | None = self.call("read_class_names", folders, self.storages)
+        return names
+
+    def check_classes(self, portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> None:
+        """Refuse folders whose classes differ; ignore files that may not be read.
+
+        Raises:
+            DatasetIndexError: they differ, or a `classes.json` is damaged.
+            StorageError: the storage cannot be reached.
+        """
+        folders = labelled_folders(portions, listings, options)
+        try:
+            if len(folders) > 1:
+                self.call("read_class_names", folders, self.storages)
+        except StorageError as error:
+            if type(error) is not StorageError:
+                raise  # else whoever may read objects but not list them is refused what is not there, too
+
+    def counts(self, listing: Listing) -> Sequence[int]:
+        """Return the samples of each shard, scanned if need be. Raises what `read_columns` raises."""
+        if listing.counts is not None:
+            return listing.counts
+        _, found = self.call("read_columns", listing, self.storages, ())
+        return cast("Sequence[int]", found.tolist())
+
+    def close(self) -> None:
+        """End the feeder's process. Idempotent."""
+        if self.process is not None:
+            self.process.close()
+            self.process = None
+
+
+def named_places(portions: Iterable[Portion]) -> list[str]:
+    """Return all places that the arguments of datasets name. Raises what `expand_urls` raises."""
+    places: list[str] = []
+    for portion in portions:
+        places += expand_urls(portion.urls)
+        places += [] if portion.index is None else [os.fspath(portion.index)]
+        places += [place for sidecar in portion.sidecars for place in expand_urls(sidecar)]
+    return places
+
+
+def listing_places(listing: Listing) -> list[str]:
+    """Return the folders of a listing's shards."""
+    return [f"{folder}/" for folder in listing.folders]
 
 
 class Connection:
@@ -433,144 +685,122 @@ def _end(child: Child | None, channel: Channel | InProcessChannel, slots: SlotRe
         child.close()
 
 
-def named_places(portions: Iterable[Portion]) -> list[str]:
-    """Return all places that the arguments of datasets name. Raises what `expand_urls` raises."""
-    places: list[str] = []
-    for portion in portions:
-        places += expand_urls(portion.urls)
-        places += [] if portion.index is None else [os.fspath(portion.index)]
-        places += [place for sidecar in portion.sidecars for place in expand_urls(sidecar)]
-    return places
+class FeederDiedError(WorkerError):
+    """The feeder has died, as the message says; another one can take its place."""
 
 
-def listing_places(listing: Listing) -> list[str]:
-    """Return the folders of a listing's shards."""
-    return [f"{folder}/" for folder in listing.folders]
+def second_death(error: FeederDiedError) -> WorkerError:
+    """Return the error for two deaths in turn."""
+    return WorkerError(
+        "two feeder processes died in turn, and no batch or answer came in between: where memory runs out, lower "
+        "memory_budget or num_workers, or raise the limit (of the container, or `ulimit -v`). The second time, "
+        f"{error.message}"
+    )
 
 
-class FeederClient:
-    """Calls functions of `Calls`: in this process if no other one can read, or need read, the places.
+def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> None:
+    """Refuse fields that an indexed dataset does not have.
 
-    Else the first call starts a feeder's process, and another if that has ended.
-
-    Attributes:
-        is_process_local: only this process can read some place.
-        is_here: functions are called in this process.
-        process: the newest feeder's process, which may be closed.
+    Raises:
+        TypeError, ValueError: names the dataset and the field.
     """
+    for (name, portion), listing in zip(portions.items(), listings, strict=True):
+        with naming_dataset(name):
+            own = portion.transform
+            wanted = options if own is None else replace(options, transform=own)
+            if listing.counts is not None:
+                wanted.check_fields_exist(listing.fields)
 
-    def __init__(
-        self, storages: Storages, places: Iterable[str], *, workers: int = 0, cuda: Cuda | None = None
-    ) -> None:
-        self.storages = storages
-        self._places = list(places)
-        self.is_process_local = any(map(storages.is_process_local, self._places))
-        self.is_here = self.is_process_local or is_all_local(self._places, storages)
-        self._workers = workers
-        self._cuda = cuda
-        self._calls = Calls()
-        self._read_from: Listing | None = None
-        self.process: Connection | None = None
 
-    def feeder(self) -> Connection:
-        """Return the feeder's process; start one if there is none that runs.
+@contextmanager
+def naming_dataset(name: str) -> Iterator[None]:
+    """Name a dataset of a mixture in errors of the block."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if not name:
+            raise
+        raise type(error)(f"dataset {name!r}: {error}") from None
 
-        Raises:
-            TypeError, ValueError: an option of the storages makes no sense.
-        """
-        if self.process is not None and self.process.death is not None:
-            _log.warning("%s; another one is started, and goes on in its place", self.process.death)
-            self.close()
-        if self.process is None or self.process.closed:
-            self.storages.check(self._places)
-            try:
-                self.process = start_feeder_process(self._workers, self._cuda)
-            except OSError as error:
-                raise naming_the_limit(error) from error
-            if self._read_from is not None:
-                self.process.call("open_reader", self._read_from, self.storages)
-        return self.process
 
-    def call(self, function: str, *arguments: Any) -> Any:
-        """Call a function, and once more in another process if the feeder dies.
+def labelled_folders(portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> tuple[str, ...]:
+    """Return the folders whose labels must mean the same classes: not of datasets with a transform of their own."""
+    folders: dict[str, None] = {}
+    for portion, listing in zip(portions.values(), listings, strict=True):
+        unknown = (LABEL_FIELD,) if listing.counts is None else listing.fields
+        names = unknown if options.field_names is None else options.field_names
+        if portion.transform is None and any(LABEL_FIELD in entry.split(";") for entry in names):
+            folders |= dict.fromkeys(shard.folder for shard in listing.shards)
+    return tuple(folders)
 
-        Raises:
-            WorkerError: the second feeder died as well.
-            Exception: what the function raises, and what `feeder` raises.
-        """
-        if self.is_here:
-            return self._calls.call_here(function, arguments)
-        with suppress(FeederDiedError):
-            return self.feeder().call(function, *arguments)
-        try:
-            return self.feeder().call(function, *arguments)
-        except FeederDiedError as error:
-            raise second_death(error) from error
 
-    def read_from(self, listing: Listing) -> None:
-        """Have "read_tables" and "read_ranges" read from these shards."""
-        self.call("open_reader", listing, self.storages)
-        self._read_from = listing
+def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
+    """Warn of decoders for fields that are not read, such as a misspelt extension.
 
-    def list_shards(self, urls: Urls, index: str | os.PathLike[str] | None, sidecars: Sequence[Urls] = ()) -> Listing:
-        """Call `list_shards`, and raise what it raises."""
-        if not self.is_here:  # paths and sequences may be of classes that the feeder does not know
-            urls, index = as_strings(urls), None if index is None else os.fspath(index)
-            sidecars = tuple(map(as_strings, sidecars))
-        listing: Listing = self.call("list_shards", urls, index, self.storages, sidecars)
-        return listing
+    One mapping may serve several datasets, so known extensions are mentioned only if none of the mapping is used.
+    `existing` are the fields of the shards, if known.
+    """
+    if not isinstance(options.decode, Mapping):
+        return
+    requested = [name for entry in options.field_names or () for name in entry.split(";")]
+    read = [name for name in dict.fromkeys(existing) if name in requested or options.field_names is None] or requested
+    given = [name for key in options.decode for name in alternatives(key)]
+    unused = [name for name in given if not any(applies_to(name, field) for field in (*read, *requested))]
+    if not read or not unused:
+        return
+    for name in unused if len(unused) == len(given) else (name for name in unused if name not in KIND_OF):
+        hint = did_you_mean(name, read)
+        warn_at_caller(f"decode has a function for {name!r}, which no field is read by: they are {listed(read)}{hint}")
 
-    def select(self, selection: Selection, listing: Listing) -> NDArray[np.bool_]:
-        """Return which samples take part, bool[N], in the order of the listing.
 
-        Raises:
-            TypeError, ValueError, StreamloadError: as `Selection.select` and `read_columns`.
-        """
+class SkippedMembers:
+    """Warn once of skipped links, of shards without an end-of-archive marker, and of epochs without a batch."""
 
-        def read(names: Sequence[str]) -> Columns:
-            columns: Columns = self.call("read_columns", listing, self.storages, tuple(names))[0]
-            return columns
+    def __init__(self) -> None:
+        self._skipped: Mapping[str, int] = {}
+        self._reported: set[str] = set()
 
-        def count() -> int:
-            return sum(self.counts(listing))
+    def inspect(self, skipped: Mapping[str, int]) -> None:
+        """Record the members that scans have skipped, by reason; warn of those that may be missed."""
+        self._skipped = skipped
+        if links := skipped.get(LINK, 0):
+            self._warn_once(
+                "links",
+                f"{counted(links, 'link')} skipped in the shards read so far: a link in an archive has no bytes of its "
+                "own, and `tar` makes links of symbolic links and of files that have several names; if they belong to "
+                "samples, pack the shards with `tar --hard-dereference -h`",
+            )
+        if cut := skipped.get(MISSING_END, 0):
+            self._warn_once(
+                "cut",
+                f"{counted(cut, 'shard')} without an end-of-archive marker among those read so far, so it may have "
+                "been cut after a member; `streamload verify` names each: fetch or pack it again",
+            )
 
-        if selection.where is None:
-            return np.ones(count(), np.bool_)
-        return selection.select(ColumnsOf(read, partial(self.class_names, listing)), count)
+    def explain_emptiness(self) -> None:
+        """Warn that no shard has a sample."""
+        reasons = [f"{count:,} {reason}" for reason, count in self._skipped.items() if reason != MISSING_END]
+        skipped = f": all their members were skipped ({', '.join(reasons)})" if reasons else ""
+        self._warn_once(
+            "empty",
+            f"no sample is in the shards, so there is nothing to give{skipped}; the files of a sample are regular ones "
+            "named KEY.FIELD, such as 0001.jpg and 0001.cls",
+        )
 
-    def class_names(self, listing: Listing) -> tuple[str, ...] | None:
-        """Return the names of the classes. Raises what `read_class_names` raises."""
-        folders = tuple(dict.fromkeys(shard.folder for shard in listing.shards))
-        names: tuple[str, ...] | None = self.call("read_class_names", folders, self.storages)
-        return names
+    def explain_dropped_epoch(self, samples: int, batch_size: int, world_size: int) -> None:
+        """Warn that `drop_last` leaves no batch of an epoch."""
+        ranks = f" on each of {counted(world_size, 'rank')}" if world_size > 1 else ""
+        self._warn_once(
+            "dropped",
+            f"drop_last=True drops the whole epoch, so there is no batch: it has {counted(samples, 'sample')}, and one "
+            f"batch of batch_size={batch_size}{ranks} takes {batch_size * world_size:,}; give a smaller batch_size, or "
+            "drop_last=False",
+        )
 
-    def check_classes(self, portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> None:
-        """Refuse folders whose classes differ; ignore files that may not be read.
-
-        Raises:
-            DatasetIndexError: they differ, or a `classes.json` is damaged.
-            StorageError: the storage cannot be reached.
-        """
-        folders = labelled_folders(portions, listings, options)
-        try:
-            if len(folders) > 1:
-                self.call("read_class_names", folders, self.storages)
-        except StorageError as error:
-            if type(error) is not StorageError:
-                raise  # else whoever may read objects but not list them is refused what is not there, too
-
-    def counts(self, listing: Listing) -> Sequence[int]:
-        """Return the samples of each shard, scanned if need be. Raises what `read_columns` raises."""
-        if listing.counts is not None:
-            return listing.counts
-        _, found = self.call("read_columns", listing, self.storages, ())
-        return cast("Sequence[int]", found.tolist())
-
-    def close(self) -> None:
-        """End the feeder's process. Idempotent."""
-        if self.process is not None:
-            self.process.close()
-            self.process = None
+    def _warn_once(self, kind: str, message: str) -> None:
+        if kind not in self._reported:
+            self._reported.add(kind)
+            warn_at_caller(message)
 
 
 class OpenDataset:
@@ -606,235 +836,3 @@ class OpenDataset:
         with closing(FeederClient(self._options.storages, places)) as client:  # its process ends with it
             names = client.class_names(self._listing)
         return None if names is None else list(names)
-
-
-class FeederLink:
-    """Lists the shards of a loader, and starts its feeder at the first use, and again after it was closed.
-
-    Args:
-        options: the loader's.
-        portions: the datasets, by name.
-        sampling: the loader's; resolved here.
-        cuda: page-locks memory.
-        start_elsewhere: starts and configures feeders on other nodes.
-
-    Attributes:
-        listing: the shards of all datasets.
-        counts: the samples of each shard, if known.
-
-    Raises:
-        TypeError, ValueError: the arguments do not fit the dataset or the budget.
-        StreamloadError: as `list_shards`; or needed labels or columns are missing, or cannot be read.
-    """
-
-    def __init__(
-        self,
-        options: Options,
-        portions: Mapping[str, Portion],
-        sampling: SamplingOptions,
-        *,
-        cuda: Cuda,
-        start_elsewhere: Callable[[Configure], Any] | None = None,
-    ) -> None:
-        self.options = options
-        self.lanes = sampling.lanes
-        self._start_elsewhere = start_elsewhere
-        self._portions = portions
-        self._sampling = sampling
-        self._closed = self._traced = False
-        self._connection: Connection | None = None
-        # What the feeder was told, and if this process makes the rows, their job.
-        self._configured: tuple[Configure, Job | None] | None = None
-        self._had: list[object] = []
-        workers = options.workers if start_elsewhere is None else 0
-        places = named_places(portions.values())
-        self._client = FeederClient(options.storages, places, workers=workers, cuda=cuda if options.workers else None)
-        try:
-            # Local shards are listed here, remote ones in the feeder, so that no I/O library comes in here.
-            if workers:
-                self._client.feeder()  # its imports take as long as a long listing
-            self._listings = [self._client.list_shards(p.urls, p.index, p.sidecars) for p in portions.values()]
-            self.listing = self._listings[0] if len(self._listings) == 1 else joined_listing(self._listings)
-            edges = tuple(accumulate((len(listing.shards) for listing in self._listings), initial=0))
-            own = tuple((edge, portion.transform) for edge, portion in zip(edges, portions.values(), strict=False))
-            self._own_transforms: OwnTransforms = own if any(each is not None for _, each in own) else ()
-            read_labels = partial(self._client.call, "read_labels", self.listing, options.storages)
-            sampling.resolve(edges, self._selected(), read_labels)
-            self.counts = self.listing.counts
-            if self.counts is not None:
-                sampling.check_counts(self.counts)
-            check_fields(portions, self._listings, options)
-            warn_of_unused_decoders(options, () if self.counts is None else self.listing.fields)
-        except BaseException:  # after Ctrl-C too, whose traceback keeps this object
-            self.close()
-            raise
-
-    def _selected(self) -> NDArray[np.bool_] | None:
-        """Return which samples take part, in the order of the listing; None for all."""
-        if all(portion.selection.where is None for portion in self._portions.values()):
-            return None
-        found = []
-        for (name, portion), listing in zip(self._portions.items(), self._listings, strict=True):
-            with naming_dataset(name):
-                found.append(self._client.select(portion.selection, listing))
-        selected = np.concatenate(found)
-        return None if selected.all() else selected
-
-    def settings(self) -> PipelineSettings:
-        """Return the settings of every epoch."""
-        return self.options.pipeline(self.lanes, self._sampling.sampling)
-
-    def begin(self, start: EpochStart) -> Connection:
-        """Request an epoch."""
-        connection = self.connect()
-        if self._traced:
-            connection.send(Tracing(on=True))
-        connection.send(start)
-        return connection
-
-    def trace(self, *, on: bool) -> None:
-        """Start or stop recording events for a trace."""
-        self._traced = on
-        if (connection := self._living()) is not None:
-            connection.send(Tracing(on=on))
-
-    def _living(self) -> Connection | None:
-        connection = self._connection
-        return None if connection is None or connection.closed or connection.death is not None else connection
-
-    def connect(self) -> Connection:
-        """Return the connection to a configured feeder; replace a dead one by one configured alike.
-
-        Raises:
-            LoaderClosedError: the loader was closed.
-            DatasetIndexError, StorageError: as `FeederClient.check_classes`.
-        """
-        if self._closed:
-            raise LoaderClosedError("the loader was closed; make a new one")
-        connection = self._living()
-        if connection is None:
-            if self._connection is None or self._connection.death is None:
-                self._configure()  # else what has changed since is for the next pass
-            connection = self._connection = self._start()
-            if self._closed:  # by another thread meanwhile
-                self.disconnect()
-                raise LoaderClosedError("the loader was closed; make a new one")
-        return connection
-
-    def change_transform(self, transform: Transform | None) -> None:
-        """Use another transform from the next pass on. Raises what `check_fields` raises."""
-        options = replace(self.options, transform=transform)
-        check_fields(self._portions, self._listings, options)
-        self.options = options
-
-    def take_changes(self) -> None:
-        """Between passes, end a feeder whose workers have outdated functions or values.
-
-        Raises:
-            TypeError: a function holds something that cannot leave this process.
-        """
-        if self._living() is None or self._configured is None:
-            self._connection = None
-            return
-        functions, before = self._functions(), self._configured[0].job
-        if len(functions) != len(self._had) or not all(map(operator.is_, functions, self._had)):
-            self.disconnect()
-        elif before:  # else the functions are the user's own objects
-            job = self.options.pickled_job(self._own_transforms)
-            # Some pickles are never twice the same.
-            if job != before and job == self.options.pickled_job(self._own_transforms):
-                _log.warning(
-                    "the workers are restarted: the loader's functions, or values that they refer to, have changed "
-                    "since the last pass. If no transform needs these values, keep them out of its objects and modules"
-                )
-                self.disconnect()
-
-    def _functions(self) -> list[object]:
-        """Return the options and all user functions, to see whether one was replaced."""
-        arguments = (self.options.decode, self.options.transform, *(own for _, own in self._own_transforms))
-        nested = [each.values() if isinstance(each, Mapping) else (each,) for each in arguments]
-        return [self.options, *chain.from_iterable(nested)]
-
-    def count(self) -> tuple[int, ...]:
-        """Return the samples of each shard; until a pass has come to its end, those without an index are scanned.
-
-        Raises:
-            LoaderClosedError: the loader was closed.
-            StreamloadError: as `read_columns`.
-        """
-        if self._closed:
-            raise LoaderClosedError("the loader was closed; make a new one")
-        if self.counts is None:
-            # By a process of its own, which ends with this call, also at Ctrl-C.
-            with closing(FeederClient(self.options.storages, listing_places(self.listing))) as client:
-                counts = tuple(client.counts(self.listing))
-            self._sampling.check_counts(counts)
-            self.counts = counts
-        return self.counts
-
-    def last_position(self, start: EpochStart) -> float:
-        """Return the position after an epoch's last batch. Raises what `SamplingOptions.last_position` raises."""
-        return self._sampling.last_position(start, self.counts, self.settings().order)
-
-    def sizes(self) -> tuple[int, ...]:
-        """Return the bytes of each shard, requested if the listing lacks them."""
-        shards = self.listing.shards
-        unknown = [shard.url for shard in shards if shard.bytes == UNKNOWN_BYTES]
-        found = self._client.call("look_at", unknown, self.options.storages) if unknown else {}
-        return tuple(found.get(shard.url, shard).bytes for shard in shards)
-
-    def disconnect(self) -> None:
-        """End the feeder; the next `connect` starts another one."""
-        if self._connection is not None:
-            self._connection.close()
-        self._client.close()
-        self._connection = None
-
-    def close(self) -> None:
-        """End the feeder for good. Idempotent."""
-        self._closed = True
-        self.disconnect()
-
-    def _configure(self) -> None:
-        """Make the configuration of feeders. Raises what `FeederClient.check_classes` raises."""
-        options = self.options
-        try:
-            self._client.check_classes(self._portions, self._listings, options)
-        except StreamloadError:
-            self.disconnect()
-            raise
-        message = Configure(
-            listing=self.listing,
-            settings=self.settings(),
-            job=options.pickled_job(self._own_transforms) if options.workers else b"",
-            workers=options.workers,
-            fetching=options.fetching(),
-            import_path=tuple(entry or os.getcwd() for entry in sys.path),
-            ends_at_failure=options.on_error == "raise",
-            log_levels=log_levels(),
-            descriptors=0 if options.workers else descriptor_limit(),
-        )
-        self._configured = message, None if options.workers else options.job(self._own_transforms)
-        self._had = self._functions()
-
-    def _start(self) -> Connection:
-        """Configure a feeder; start it if there is none."""
-        assert self._configured is not None
-        (configure, job), client = self._configured, self._client
-        if self._start_elsewhere is not None:
-            client.close()
-            return Connection(self._start_elsewhere(configure))
-        is_here = job is not None and client.is_here
-        if is_here and (client.is_process_local or not fetched_shards(self.listing, self.options.storages)):
-            from streamload.trainer.in_process_feeder import InProcessChannel  # with the scheduler and the decoders
-
-            connection = Connection(InProcessChannel(configure))
-        else:
-            connection = client.feeder()
-        if job is not None:
-            from streamload.workers.caller_worker import CallerWorker  # with the decoders
-
-            connection.make_rows(CallerWorker(job))
-        if client.process is connection:
-            connection.send(configure)
-        return connection
