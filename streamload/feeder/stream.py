@@ -49,242 +49,22 @@ SCANNED_TOGETHER, _SCANNED_TOGETHER_BYTES = 16, 4 << 20
 
 # So much of a shard whose turn has not come is scanned at once, or all of it, since a task has a cost of its own.
 _ARRIVING_BYTES = 4 * PART_BYTES
-
 # What a shard counts for that is compressed, or before the first answer has stated its size.
 _GUESSED_PARTS = 4
-
-
-@dataclass(slots=True)
-class _Arriving:
-    """A shard that is scanned while it arrives.
-
-    Attributes:
-        turn: orders the shards as they were requested; below 0 if one was put first.
-        in_flight: a scan of it is in flight.
-        parts: those that are requested for its scans; None before `feed` comes to it.
-    """
-
-    turn: int
-    in_flight: bool = False
-    parts: range | None = None
-
-
-class Scans:
-    """Finds the counts of shards: in an index, or by a scan.
-
-    Local shards are scanned as a whole, small ones together, by one task. One that must be fetched is scanned piece by
-    piece, one scan at a time, as the parts come that `feed` requests.
-
-    Args:
-        tables: of the shards.
-        fetcher: fetches some shards.
-        keeps: what was scanned is kept while there is room, since rows of it come next.
-
-    Attributes:
-        requested: the shards whose counts are requested and not known yet, or cannot be known.
-        errors: why shards cannot be scanned.
-        numbers: of all tasks of a pool.
-        in_flight: the parts that each scan in flight holds, by its number.
-    """
-
-    def __init__(self, tables: Dataset, fetcher: Fetcher | None, *, keeps: bool) -> None:
-        self._tables = tables
-        self._fetcher = fetcher
-        self._keeps = keeps
-        self._waiting: deque[int] = deque()
-        self.requested: set[int] = set()
-        self._arriving: OrderedDict[int, _Arriving] = OrderedDict()
-        self._turns = itertools.count()
-        self._first_turns = itertools.count(-1, -1)
-        self.errors: dict[int, Exception] = {}
-        self.in_flight: dict[int, list[int]] = {}
-        self.numbers: Iterator[int] = itertools.count()
-
-    def request(self, shards: Iterable[int]) -> None:
-        """Request the counts of some shards.
-
-        Raises:
-            DatasetIndexError: an index is damaged.
-        """
-        counts = self._tables.counts.values
-        for shard in shards:
-            if shard not in self.requested and counts[shard] < 0:
-                self._tables.find(shard)  # an index may know it
-                if counts[shard] >= 0:
-                    continue
-                self.requested.add(shard)
-                if self._fetcher is not None and shard in self._fetcher.fetched:
-                    self._arriving[shard] = _Arriving(next(self._turns))
-                else:
-                    self._waiting.append(shard)
-
-    def put_first(self, shard: int) -> None:
-        """Scan a requested shard before all others: a batch waits for it."""
-        arriving = self._arriving.get(shard)
-        if arriving is not None and shard != next(iter(self._arriving)):
-            self._request_parts(shard, arriving, range(0))  # the next `feed` requests them for the new turn
-            arriving.turn = next(self._first_turns)
-            self._arriving.move_to_end(shard, last=False)
-
-    # -- what scans need -------------------------------------------------------------------------------------------
-
-    def feed(self) -> bool:
-        """Request the parts that scans need now, those of the first shards first; they stay until they are scanned.
-
-        Returns:
-            True if a shard has failed, since a part of it cannot be fetched.
-        """
-        fetcher, failed = self._fetcher, False
-        if fetcher is None or not self._arriving:
-            return False
-        # Shards that come later must not take the room of those that come first.
-        left = max(1, min(SCANNED_PARTS, fetcher.window.budget_bytes // SCANNED_PARTS_SHARE // PART_BYTES))
-        for shard, arriving in list(itertools.islice(self._arriving.items(), SCANNED_PARTS)):  # thousands may follow
-            if left <= 0:
-                break
-            start, needs = self._tables.next_scan(shard)
-            end, total = fetcher.arrived_from(shard, start)
-            parts, missing = range(1), _GUESSED_PARTS
-            if total is not None and shard not in fetcher.compressed:
-                parts = range(start // PART_BYTES, -(-min(total, max(needs, end + left * PART_BYTES)) // PART_BYTES))
-                missing = parts.stop - -(-end // PART_BYTES)
-            left -= missing
-            self._request_parts(shard, arriving, parts)
-            with Attempt() as attempt:
-                fetcher.window.are_present([part_key(shard, number) for number in parts])
-            if attempt.error is not None and not arriving.in_flight:  # else it is met again when that scan is done
-                self.fail(shard, attempt.error)
-                failed = True
-        return failed
-
-    def _request_parts(self, shard: int, arriving: _Arriving, parts: range) -> None:
-        """Need these parts of a shard, and no others."""
-        if self._fetcher is None or arriving.parts == parts:
-            return  # to notify the fetcher would wake it, and `feed`, without end
-        before, arriving.parts = set(arriving.parts or ()), parts
-        window = self._fetcher.window
-        for key in [part_key(shard, number) for number in before.difference(parts)]:
-            if self._keeps and key in window.present:
-                window.keep(key, arriving.turn)
-            window.withdraw(key)
-        for number in set(parts).difference(before):
-            window.request(part_key(shard, number), arriving.turn)
-        self._fetcher.notify()
-
-    # -- tasks -----------------------------------------------------------------------------------------------------
-
-    def submit_next(self, pool: Pool) -> bool:
-        """Submit the next scan; False if there is none, or its bytes are not resident.
-
-        A shard that cannot be opened has failed, and the others are scanned without it.
-        """
-        task = self._next_whole() if self._waiting else self._next_piece()
-        if task is None:
-            return False
-        with Attempt() as attempt:
-            pool.submit(task)
-        if attempt.error is None:
-            return True
-        if not isinstance(attempt.error, StreamloadError):
-            raise attempt.error
-        self._end(task.number)
-        url = getattr(attempt.error, "url", None)
-        unopened = [shard for shard in task.shards if self._tables.url(shard) == url] or task.shards
-        self._waiting.extendleft(shard for shard in reversed(task.shards) if shard not in unopened)
-        for shard in unopened:
-            self.fail(shard, attempt.error)
-        return True
-
-    def _next_whole(self) -> ScanTask:
-        """Return a task for the next shards to scan as a whole: several small ones, since each task has a cost."""
-        shards = [self._waiting.popleft()]
-        left_bytes = _SCANNED_TOGETHER_BYTES - self._tables.listing.shard(shards[0]).bytes
-        while self._waiting and len(shards) < SCANNED_TOGETHER:
-            left_bytes -= self._tables.listing.shard(self._waiting[0]).bytes
-            if left_bytes < 0:
-                break
-            shards.append(self._waiting.popleft())
-        task = ScanTask(next(self.numbers), tuple(shards))
-        self.in_flight[task.number] = []
-        return task
-
-    def _next_piece(self) -> ScanTask | None:
-        """Return a task for the first shard with enough bytes; its parts are held until the task is done."""
-        for number, (shard, arriving) in enumerate(itertools.islice(self._arriving.items(), SCANNED_PARTS)):
-            if self._fetcher is None or arriving.in_flight or arriving.parts is None:
-                continue
-            start, needs = self._tables.next_scan(shard)
-            end, total = self._fetcher.arrived_from(shard, start)
-            is_worth_it = number == 0 or end - start >= _ARRIVING_BYTES or total in (None, end)
-            if is_worth_it and end >= (needs if total is None else min(needs, total)):
-                arriving.in_flight = True
-                task = ScanTask(next(self.numbers), (shard,), start, end, total)
-                self.in_flight[task.number] = keys = self._fetcher.keys_between(shard, start, end)
-                self._fetcher.window.hold(keys)
-                return task
-        return None
-
-    def on_done(self, done: ScanDone) -> None:
-        """Record the result of a scan. Raises DatasetIndexError if an index is damaged."""
-        self._end(done.number)
-        for found in done.found:
-            shard, piece = found.shard, found.piece
-            if found.failure is not None:
-                self.fail(shard, error_from(found.failure))
-            elif piece is None:
-                self._forget(shard)
-                assert found.table is not None
-                self._tables.add(shard, found.table)
-            else:
-                if piece.needs is None or shard not in self._arriving:
-                    self._forget(shard)
-                else:
-                    self._arriving[shard].in_flight = False
-                self._tables.add_piece(shard, piece)
-
-    def _end(self, number: int) -> None:
-        held = self.in_flight.pop(number, None)
-        if held and self._fetcher is not None:
-            self._fetcher.window.release(held)
-            self._fetcher.notify()
-
-    def fail(self, shard: int, error: Exception) -> None:
-        """Mark a shard as failed; it is not scanned again before `retry_failed`."""
-        self._forget(shard)
-        self.requested.add(shard)
-        self.errors[shard] = error
-
-    def retry_failed(self) -> None:
-        """Forget failures, so that their shards are scanned when they are requested again."""
-        self.requested -= self.errors.keys()
-        self.errors.clear()
-
-    def _forget(self, shard: int) -> None:
-        self.requested.discard(shard)
-        arriving = self._arriving.pop(shard, None)
-        if arriving is not None:
-            self._request_parts(shard, arriving, range(0))
-
-
+_LOCAL_SCANS_AHEAD = 4
 # The most rows of a run of batches, and the rows of a block of the plan.
 _MAX_RUN_ROWS = 16_384
-
 _MOST_LOOKAHEAD_ROWS = 1 << 17
-_LOCAL_SCANS_AHEAD = 4
-_ENDLESS = 1 << 62
-_NO_SLOT = -1
-
-# How often the trainer acknowledges, while it takes as many batches as may be outstanding.
-_MESSAGES_PER_WINDOW = 5
-
-# Half of the slots kept for a trainer that has not released them yet.
-_MOST_UNACKNOWLEDGED = 64
-
 # A shorter task costs more than it saves: a message wakes a worker and the feeder, with cold caches.
 _RUN_S = 0.030
 _RUN_BYTES = 20 << 20
 _BATCHES_IN_FLIGHT = 512
-
+# How often the trainer acknowledges, while it takes as many batches as may be outstanding.
+_MESSAGES_PER_WINDOW = 5
+# Half of the slots kept for a trainer that has not released them yet.
+_MOST_UNACKNOWLEDGED = 64
+_ENDLESS = 1 << 62
+_NO_SLOT = -1
 SendReady = Callable[[list[ReadyBatch], bool], None]
 
 
@@ -298,6 +78,196 @@ class Engine(NamedTuple):
     slots: SlotPool
     totals: Totals
     fetcher: Fetcher | None
+
+
+class BatchStream:
+    """Makes the epoch that the trainer has requested, and begins the next one before it is requested.
+
+    The first batches of the next epoch are made while the last ones of the current one are used, and announced when it
+    is requested. A trainer that starts elsewhere has them dropped. A failure in the next epoch is met again when that
+    epoch is requested.
+
+    A trainer may leave its epoch, or request another one: all batches that were not announced are abandoned.
+
+    `send_ready` announces batches of the requested epoch, and whether they end it. `works_ahead=False` never begins an
+    epoch before it is requested.
+
+    Attributes:
+        requested: the epoch that was requested last.
+        untaken: how many batches were announced that the trainer has not taken.
+        tasks: the batches that are being made, by task; those of abandoned epochs hold what they read until they end.
+    """
+
+    def __init__(self, engine: Engine, send_ready: SendReady, *, works_ahead: bool) -> None:
+        self._engine = engine
+        self._send_ready = send_ready
+        self._works_ahead = works_ahead
+        self._task_size = TaskSize(engine)
+        self.requested: EpochStart | None = None
+        self._in_progress = False  # not all of the requested epoch has been announced
+        self._ahead: Lookahead | None = None  # of the requested epoch, then of the next
+        self._batches: deque[Batch] = deque()  # that have a task and have not been announced, in order
+        self.untaken = 0
+        self.tasks: dict[int, list[Batch]] = {}
+
+    @property
+    def awaited(self) -> bool:
+        """Return True if the trainer probably waits; its acknowledgements may be late."""
+        return self._in_progress and self.untaken <= self.acknowledge_after
+
+    @property
+    def full(self) -> bool:
+        """Return True if the requested epoch has all its tasks, or the prefetch limit is reached."""
+        return self._in_progress and (
+            self._planning() is None or len(self._batches) + self.untaken >= self._task_size.batches()[1]
+        )
+
+    @property
+    def blocked(self) -> bool:
+        """Return True if the requested epoch needs more resident bytes, which the loop cannot free by taking batches.
+
+        Raises the error of a failed fetch.
+        """
+        planning = self._planning()
+        return planning is not None and not self.tasks and not self.full and planning.blocked
+
+    @property
+    def acknowledge_after(self) -> int:
+        """Return the number of batches that the trainer may take before it acknowledges."""
+        return min(max(1, self._task_size.batches()[1] // _MESSAGES_PER_WINDOW), _MOST_UNACKNOWLEDGED)
+
+    def request(self, start: EpochStart) -> None:
+        """Start an epoch, or go on with it if it was begun ahead."""
+        if self._in_progress or self._ahead is None or self._ahead.start != start:
+            self.stop()
+            self._ahead = Lookahead(self._engine, start)
+        self.requested, self._in_progress = self._ahead.start, True
+
+    def abandon(self, number: int) -> None:
+        """Abandon the epoch that was requested as this pass, if it has not ended."""
+        if self._in_progress and self.requested is not None and self.requested.number == number:
+            self.stop()
+
+    def stop(self) -> None:
+        """Drop all batches that have not been announced. Their slots are discarded: tasks may still write to them."""
+        for batch in self._batches:
+            self._engine.slots.discard(batch.slot)
+            batch.slot = _NO_SLOT
+        self._batches.clear()
+        self._stop_planning()
+        self._in_progress = False
+
+    def _stop_planning(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+    def is_wanted(self, number: int) -> bool:
+        """Return True unless the batches of a task were dropped."""
+        return self.tasks[number][0].slot != _NO_SLOT
+
+    def end_task(self, number: int, done: RowsDone | None) -> None:
+        """Record a task's result, if any, and release the needs of its batches."""
+        batches, fetcher = self.tasks.pop(number), self._engine.fetcher
+        if fetcher is not None:
+            for batch in batches:
+                fetcher.window.release(batch.parts)
+            fetcher.notify()
+        if done is not None and done.batches:
+            self._task_size.learn(done)
+            for batch, made in zip(batches, done.batches, strict=True):
+                batch.done = made
+
+    def pump(self) -> None:
+        """Announce what is ready, and schedule what can be scheduled.
+
+        Raises:
+            StreamloadError: a shard of the requested epoch cannot be read, and every batch before it has been made.
+        """
+        scans, pool = self._engine.scans, self._engine.pool
+        self._announce()
+        with Attempt() as attempt:
+            while pool.has_room() and (scans.submit_next(pool) or self._submit_run() or scans.submit_next(pool)):
+                pass
+        if attempt.error is not None:
+            if self._in_progress and self._ahead is not None and self._ahead.start is self.requested:
+                raise attempt.error
+            self._stop_planning()  # of the next epoch, which meets the error again when it is requested
+        self._announce()
+
+    def _planning(self) -> Lookahead | None:
+        """Return what plans the requested epoch; None once all of its batches have a task."""
+        ahead = self._ahead
+        if not self._in_progress or ahead is None or ahead.start is not self.requested or ahead.exhausted:
+            return None
+        return ahead
+
+    def _announce(self) -> None:
+        """Announce the batches at the head of the requested epoch that are done, and its end."""
+        while self._in_progress:
+            start, ready = self.requested, list[ReadyBatch]()
+            assert start is not None
+            coming = self._batches
+            while coming and coming[0].start is start and coming[0].done is not None and len(ready) < MAX_DESCRIPTORS:
+                ready.append(self._ready(coming.popleft()))
+            last = self._planning() is None and not (coming and coming[0].start is start)
+            if not ready and not last:
+                return
+            self.untaken += len(ready)
+            self._in_progress = not last
+            self._send_ready(ready, last)
+
+    def _submit_run(self) -> bool:
+        """Submit a task of consecutive batches of one block; False if none can be scheduled now."""
+        run, most_outstanding = self._task_size.batches()
+        ahead, batches = self._ahead, list[Batch]()
+        if ahead is None or len(self._batches) + self.untaken + run > most_outstanding:
+            return False
+        try:
+            while len(batches) < run and (batch := ahead.take()) is not None:
+                batches.append(batch)
+                if batch.finished is not None:
+                    break
+        except StreamloadError:
+            if not batches and not self.tasks:
+                raise  # else it is met again when the batches before have been made
+        if not batches:
+            begins_next = self._works_ahead and ahead.exhausted and ahead.start is self.requested
+            if begins_next:
+                start = replace(ahead.start, epoch=ahead.start.epoch + 1, position=0, number=ahead.start.number + 1)
+                self._ahead = Lookahead(self._engine, start)
+            return begins_next
+        number, start, planned = next(self._engine.scans.numbers), batches[0].start, batches[0].planned
+        for batch in batches:
+            batch.slot = self._engine.slots.take()
+        self._batches += batches
+        self.tasks[number] = batches
+        first, end = batches[0].rows[0], batches[-1].rows[1]
+        task = RowTask(
+            number=number,
+            epoch=start.epoch,
+            table=RowTable(planned.table.values[first:end], planned.table.kinds),
+            keys=None if planned.keys is None else planned.keys[first:end],
+            batches=tuple([BatchSlot(batch.slot, batch.rows[1] - batch.rows[0]) for batch in batches]),
+            pass_number=start.number,
+        )
+        with Attempt() as attempt:
+            self._engine.pool.submit(task)
+        if attempt.error is not None:
+            self.end_task(number, None)
+            raise attempt.error
+        ahead.release_finished()
+        return True
+
+    def _ready(self, batch: Batch) -> ReadyBatch:
+        done, tables, failed = batch.done, self._engine.tables, []
+        assert done is not None
+        for failure in done.failures:
+            table = tables.find_joined(failure.shard)
+            assert table is not None
+            failure = with_fields(failure, table, frozenset(tables.listing.sidecar_fields))  # noqa: PLW2901
+            failed.append(FailedRow(failure, tables.url(failure.stored_in), table.key(failure.sample)))
+        return ReadyBatch(batch.slot, done._replace(failures=()), tuple(failed), batch.end)
 
 
 @dataclass(slots=True, eq=False)
@@ -321,6 +291,41 @@ class Batch:
     finished: list[int] | None = None
     slot: int = _NO_SLOT
     done: BatchDone | None = None
+
+
+class TaskSize:
+    """Chooses how many batches make a task, by what the tasks before have cost."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._batch_rows = engine.settings.order.batch_size
+        # Each row may lie in another shard, and a worker must be able to open all shards of its tasks.
+        shards_at_once = max(1, descriptor_limit() // SCHEDULED_SHARDS_SHARE)
+        has_more = len(engine.tables.counts) > shards_at_once
+        self._most_run_rows = min(shards_at_once, _MAX_RUN_ROWS) if has_more else _MAX_RUN_ROWS
+        self._row_s = 0.0  # of a worker; 0 if unknown
+        self._slot_bytes = 1  # of the largest batch until now
+
+    def learn(self, done: RowsDone) -> None:
+        """Record the costs of a finished task."""
+        row_s = (done.costs.decode + done.costs.transform + done.costs.collate) / max(1, done.rows)
+        self._row_s = 0.7 * self._row_s + 0.3 * row_s if self._row_s else row_s
+        self._slot_bytes = max(self._slot_bytes, *[made.size_bytes for made in done.batches])
+
+    def batches(self) -> tuple[int, int]:
+        """Return how many batches make a task, and how many may be in flight or wait for the loop.
+
+        A task takes about thirty milliseconds, or one batch if that takes longer, and at most 20 MiB. Each worker has a
+        current task and one waiting, so more than `prefetch_batches` are in flight if batches are small, or workers
+        many.
+        """
+        settings, batch_rows = self._engine.settings, self._batch_rows
+        tasks, most, run = self._engine.pool.capacity + 2, self._engine.slots.most_in_flight, 1
+        if self._row_s:
+            by_time = int(min(_RUN_S / (self._row_s * batch_rows), _BATCHES_IN_FLIGHT // tasks))
+            run = max(1, min(by_time, _RUN_BYTES // self._slot_bytes, self._most_run_rows // batch_rows))
+        # A run waits until all of it fits, and the loop has not acknowledged up to a fifth of what is outstanding.
+        return min(run, max(1, most // 2)), min(max(settings.prefetch_batches, run * tasks), most)
 
 
 class Lookahead:
@@ -553,226 +558,213 @@ def _extent(table: ShardTable, first: int, end: int) -> tuple[int, int]:
     return int(table.member_offset[member]), int(table.member_offset[last] + table.member_size[last])
 
 
-class TaskSize:
-    """Chooses how many batches make a task, by what the tasks before have cost."""
+class Scans:
+    """Finds the counts of shards: in an index, or by a scan.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._batch_rows = engine.settings.order.batch_size
-        # Each row may lie in another shard, and a worker must be able to open all shards of its tasks.
-        shards_at_once = max(1, descriptor_limit() // SCHEDULED_SHARDS_SHARE)
-        has_more = len(engine.tables.counts) > shards_at_once
-        self._most_run_rows = min(shards_at_once, _MAX_RUN_ROWS) if has_more else _MAX_RUN_ROWS
-        self._row_s = 0.0  # of a worker; 0 if unknown
-        self._slot_bytes = 1  # of the largest batch until now
+    Local shards are scanned as a whole, small ones together, by one task. One that must be fetched is scanned piece by
+    piece, one scan at a time, as the parts come that `feed` requests.
 
-    def learn(self, done: RowsDone) -> None:
-        """Record the costs of a finished task."""
-        row_s = (done.costs.decode + done.costs.transform + done.costs.collate) / max(1, done.rows)
-        self._row_s = 0.7 * self._row_s + 0.3 * row_s if self._row_s else row_s
-        self._slot_bytes = max(self._slot_bytes, *[made.size_bytes for made in done.batches])
-
-    def batches(self) -> tuple[int, int]:
-        """Return how many batches make a task, and how many may be in flight or wait for the loop.
-
-        A task takes about thirty milliseconds, or one batch if that takes longer, and at most 20 MiB. Each worker has a
-        current task and one waiting, so more than `prefetch_batches` are in flight if batches are small, or workers
-        many.
-        """
-        settings, batch_rows = self._engine.settings, self._batch_rows
-        tasks, most, run = self._engine.pool.capacity + 2, self._engine.slots.most_in_flight, 1
-        if self._row_s:
-            by_time = int(min(_RUN_S / (self._row_s * batch_rows), _BATCHES_IN_FLIGHT // tasks))
-            run = max(1, min(by_time, _RUN_BYTES // self._slot_bytes, self._most_run_rows // batch_rows))
-        # A run waits until all of it fits, and the loop has not acknowledged up to a fifth of what is outstanding.
-        return min(run, max(1, most // 2)), min(max(settings.prefetch_batches, run * tasks), most)
-
-
-class BatchStream:
-    """Makes the epoch that the trainer has requested, and begins the next one before it is requested.
-
-    The first batches of the next epoch are made while the last ones of the current one are used, and announced when it
-    is requested. A trainer that starts elsewhere has them dropped. A failure in the next epoch is met again when that
-    epoch is requested.
-
-    A trainer may leave its epoch, or request another one: all batches that were not announced are abandoned.
-
-    `send_ready` announces batches of the requested epoch, and whether they end it. `works_ahead=False` never begins an
-    epoch before it is requested.
+    Args:
+        tables: of the shards.
+        fetcher: fetches some shards.
+        keeps: what was scanned is kept while there is room, since rows of it come next.
 
     Attributes:
-        requested: the epoch that was requested last.
-        untaken: how many batches were announced that the trainer has not taken.
-        tasks: the batches that are being made, by task; those of abandoned epochs hold what they read until they end.
+        requested: the shards whose counts are requested and not known yet, or cannot be known.
+        errors: why shards cannot be scanned.
+        numbers: of all tasks of a pool.
+        in_flight: the parts that each scan in flight holds, by its number.
     """
 
-    def __init__(self, engine: Engine, send_ready: SendReady, *, works_ahead: bool) -> None:
-        self._engine = engine
-        self._send_ready = send_ready
-        self._works_ahead = works_ahead
-        self._task_size = TaskSize(engine)
-        self.requested: EpochStart | None = None
-        self._in_progress = False  # not all of the requested epoch has been announced
-        self._ahead: Lookahead | None = None  # of the requested epoch, then of the next
-        self._batches: deque[Batch] = deque()  # that have a task and have not been announced, in order
-        self.untaken = 0
-        self.tasks: dict[int, list[Batch]] = {}
+    def __init__(self, tables: Dataset, fetcher: Fetcher | None, *, keeps: bool) -> None:
+        self._tables = tables
+        self._fetcher = fetcher
+        self._keeps = keeps
+        self._waiting: deque[int] = deque()
+        self.requested: set[int] = set()
+        self._arriving: OrderedDict[int, _Arriving] = OrderedDict()
+        self._turns = itertools.count()
+        self._first_turns = itertools.count(-1, -1)
+        self.errors: dict[int, Exception] = {}
+        self.in_flight: dict[int, list[int]] = {}
+        self.numbers: Iterator[int] = itertools.count()
 
-    @property
-    def awaited(self) -> bool:
-        """Return True if the trainer probably waits; its acknowledgements may be late."""
-        return self._in_progress and self.untaken <= self.acknowledge_after
-
-    @property
-    def full(self) -> bool:
-        """Return True if the requested epoch has all its tasks, or the prefetch limit is reached."""
-        return self._in_progress and (
-            self._planning() is None or len(self._batches) + self.untaken >= self._task_size.batches()[1]
-        )
-
-    @property
-    def blocked(self) -> bool:
-        """Return True if the requested epoch needs more resident bytes, which the loop cannot free by taking batches.
-
-        Raises the error of a failed fetch.
-        """
-        planning = self._planning()
-        return planning is not None and not self.tasks and not self.full and planning.blocked
-
-    @property
-    def acknowledge_after(self) -> int:
-        """Return the number of batches that the trainer may take before it acknowledges."""
-        return min(max(1, self._task_size.batches()[1] // _MESSAGES_PER_WINDOW), _MOST_UNACKNOWLEDGED)
-
-    def request(self, start: EpochStart) -> None:
-        """Start an epoch, or go on with it if it was begun ahead."""
-        if self._in_progress or self._ahead is None or self._ahead.start != start:
-            self.stop()
-            self._ahead = Lookahead(self._engine, start)
-        self.requested, self._in_progress = self._ahead.start, True
-
-    def abandon(self, number: int) -> None:
-        """Abandon the epoch that was requested as this pass, if it has not ended."""
-        if self._in_progress and self.requested is not None and self.requested.number == number:
-            self.stop()
-
-    def stop(self) -> None:
-        """Drop all batches that have not been announced. Their slots are discarded: tasks may still write to them."""
-        for batch in self._batches:
-            self._engine.slots.discard(batch.slot)
-            batch.slot = _NO_SLOT
-        self._batches.clear()
-        self._stop_planning()
-        self._in_progress = False
-
-    def _stop_planning(self) -> None:
-        if self._ahead is not None:
-            self._ahead.close()
-            self._ahead = None
-
-    def is_wanted(self, number: int) -> bool:
-        """Return True unless the batches of a task were dropped."""
-        return self.tasks[number][0].slot != _NO_SLOT
-
-    def end_task(self, number: int, done: RowsDone | None) -> None:
-        """Record a task's result, if any, and release the needs of its batches."""
-        batches, fetcher = self.tasks.pop(number), self._engine.fetcher
-        if fetcher is not None:
-            for batch in batches:
-                fetcher.window.release(batch.parts)
-            fetcher.notify()
-        if done is not None and done.batches:
-            self._task_size.learn(done)
-            for batch, made in zip(batches, done.batches, strict=True):
-                batch.done = made
-
-    def pump(self) -> None:
-        """Announce what is ready, and schedule what can be scheduled.
+    def request(self, shards: Iterable[int]) -> None:
+        """Request the counts of some shards.
 
         Raises:
-            StreamloadError: a shard of the requested epoch cannot be read, and every batch before it has been made.
+            DatasetIndexError: an index is damaged.
         """
-        scans, pool = self._engine.scans, self._engine.pool
-        self._announce()
-        with Attempt() as attempt:
-            while pool.has_room() and (scans.submit_next(pool) or self._submit_run() or scans.submit_next(pool)):
-                pass
-        if attempt.error is not None:
-            if self._in_progress and self._ahead is not None and self._ahead.start is self.requested:
-                raise attempt.error
-            self._stop_planning()  # of the next epoch, which meets the error again when it is requested
-        self._announce()
+        counts = self._tables.counts.values
+        for shard in shards:
+            if shard not in self.requested and counts[shard] < 0:
+                self._tables.find(shard)  # an index may know it
+                if counts[shard] >= 0:
+                    continue
+                self.requested.add(shard)
+                if self._fetcher is not None and shard in self._fetcher.fetched:
+                    self._arriving[shard] = _Arriving(next(self._turns))
+                else:
+                    self._waiting.append(shard)
 
-    def _planning(self) -> Lookahead | None:
-        """Return what plans the requested epoch; None once all of its batches have a task."""
-        ahead = self._ahead
-        if not self._in_progress or ahead is None or ahead.start is not self.requested or ahead.exhausted:
-            return None
-        return ahead
+    def put_first(self, shard: int) -> None:
+        """Scan a requested shard before all others: a batch waits for it."""
+        arriving = self._arriving.get(shard)
+        if arriving is not None and shard != next(iter(self._arriving)):
+            self._request_parts(shard, arriving, range(0))  # the next `feed` requests them for the new turn
+            arriving.turn = next(self._first_turns)
+            self._arriving.move_to_end(shard, last=False)
 
-    def _announce(self) -> None:
-        """Announce the batches at the head of the requested epoch that are done, and its end."""
-        while self._in_progress:
-            start, ready = self.requested, list[ReadyBatch]()
-            assert start is not None
-            coming = self._batches
-            while coming and coming[0].start is start and coming[0].done is not None and len(ready) < MAX_DESCRIPTORS:
-                ready.append(self._ready(coming.popleft()))
-            last = self._planning() is None and not (coming and coming[0].start is start)
-            if not ready and not last:
-                return
-            self.untaken += len(ready)
-            self._in_progress = not last
-            self._send_ready(ready, last)
+    # -- what scans need -------------------------------------------------------------------------------------------
 
-    def _submit_run(self) -> bool:
-        """Submit a task of consecutive batches of one block; False if none can be scheduled now."""
-        run, most_outstanding = self._task_size.batches()
-        ahead, batches = self._ahead, list[Batch]()
-        if ahead is None or len(self._batches) + self.untaken + run > most_outstanding:
+    def feed(self) -> bool:
+        """Request the parts that scans need now, those of the first shards first; they stay until they are scanned.
+
+        Returns:
+            True if a shard has failed, since a part of it cannot be fetched.
+        """
+        fetcher, failed = self._fetcher, False
+        if fetcher is None or not self._arriving:
             return False
-        try:
-            while len(batches) < run and (batch := ahead.take()) is not None:
-                batches.append(batch)
-                if batch.finished is not None:
-                    break
-        except StreamloadError:
-            if not batches and not self.tasks:
-                raise  # else it is met again when the batches before have been made
-        if not batches:
-            begins_next = self._works_ahead and ahead.exhausted and ahead.start is self.requested
-            if begins_next:
-                start = replace(ahead.start, epoch=ahead.start.epoch + 1, position=0, number=ahead.start.number + 1)
-                self._ahead = Lookahead(self._engine, start)
-            return begins_next
-        number, start, planned = next(self._engine.scans.numbers), batches[0].start, batches[0].planned
-        for batch in batches:
-            batch.slot = self._engine.slots.take()
-        self._batches += batches
-        self.tasks[number] = batches
-        first, end = batches[0].rows[0], batches[-1].rows[1]
-        task = RowTask(
-            number=number,
-            epoch=start.epoch,
-            table=RowTable(planned.table.values[first:end], planned.table.kinds),
-            keys=None if planned.keys is None else planned.keys[first:end],
-            batches=tuple([BatchSlot(batch.slot, batch.rows[1] - batch.rows[0]) for batch in batches]),
-            pass_number=start.number,
-        )
+        # Shards that come later must not take the room of those that come first.
+        left = max(1, min(SCANNED_PARTS, fetcher.window.budget_bytes // SCANNED_PARTS_SHARE // PART_BYTES))
+        for shard, arriving in list(itertools.islice(self._arriving.items(), SCANNED_PARTS)):  # thousands may follow
+            if left <= 0:
+                break
+            start, needs = self._tables.next_scan(shard)
+            end, total = fetcher.arrived_from(shard, start)
+            parts, missing = range(1), _GUESSED_PARTS
+            if total is not None and shard not in fetcher.compressed:
+                parts = range(start // PART_BYTES, -(-min(total, max(needs, end + left * PART_BYTES)) // PART_BYTES))
+                missing = parts.stop - -(-end // PART_BYTES)
+            left -= missing
+            self._request_parts(shard, arriving, parts)
+            with Attempt() as attempt:
+                fetcher.window.are_present([part_key(shard, number) for number in parts])
+            if attempt.error is not None and not arriving.in_flight:  # else it is met again when that scan is done
+                self.fail(shard, attempt.error)
+                failed = True
+        return failed
+
+    def _request_parts(self, shard: int, arriving: _Arriving, parts: range) -> None:
+        """Need these parts of a shard, and no others."""
+        if self._fetcher is None or arriving.parts == parts:
+            return  # to notify the fetcher would wake it, and `feed`, without end
+        before, arriving.parts = set(arriving.parts or ()), parts
+        window = self._fetcher.window
+        for key in [part_key(shard, number) for number in before.difference(parts)]:
+            if self._keeps and key in window.present:
+                window.keep(key, arriving.turn)
+            window.withdraw(key)
+        for number in set(parts).difference(before):
+            window.request(part_key(shard, number), arriving.turn)
+        self._fetcher.notify()
+
+    # -- tasks -----------------------------------------------------------------------------------------------------
+
+    def submit_next(self, pool: Pool) -> bool:
+        """Submit the next scan; False if there is none, or its bytes are not resident.
+
+        A shard that cannot be opened has failed, and the others are scanned without it.
+        """
+        task = self._next_whole() if self._waiting else self._next_piece()
+        if task is None:
+            return False
         with Attempt() as attempt:
-            self._engine.pool.submit(task)
-        if attempt.error is not None:
-            self.end_task(number, None)
+            pool.submit(task)
+        if attempt.error is None:
+            return True
+        if not isinstance(attempt.error, StreamloadError):
             raise attempt.error
-        ahead.release_finished()
+        self._end(task.number)
+        url = getattr(attempt.error, "url", None)
+        unopened = [shard for shard in task.shards if self._tables.url(shard) == url] or task.shards
+        self._waiting.extendleft(shard for shard in reversed(task.shards) if shard not in unopened)
+        for shard in unopened:
+            self.fail(shard, attempt.error)
         return True
 
-    def _ready(self, batch: Batch) -> ReadyBatch:
-        done, tables, failed = batch.done, self._engine.tables, []
-        assert done is not None
-        for failure in done.failures:
-            table = tables.find_joined(failure.shard)
-            assert table is not None
-            failure = with_fields(failure, table, frozenset(tables.listing.sidecar_fields))  # noqa: PLW2901
-            failed.append(FailedRow(failure, tables.url(failure.stored_in), table.key(failure.sample)))
-        return ReadyBatch(batch.slot, done._replace(failures=()), tuple(failed), batch.end)
+    def _next_whole(self) -> ScanTask:
+        """Return a task for the next shards to scan as a whole: several small ones, since each task has a cost."""
+        shards = [self._waiting.popleft()]
+        left_bytes = _SCANNED_TOGETHER_BYTES - self._tables.listing.shard(shards[0]).bytes
+        while self._waiting and len(shards) < SCANNED_TOGETHER:
+            left_bytes -= self._tables.listing.shard(self._waiting[0]).bytes
+            if left_bytes < 0:
+                break
+            shards.append(self._waiting.popleft())
+        task = ScanTask(next(self.numbers), tuple(shards))
+        self.in_flight[task.number] = []
+        return task
+
+    def _next_piece(self) -> ScanTask | None:
+        """Return a task for the first shard with enough bytes; its parts are held until the task is done."""
+        for number, (shard, arriving) in enumerate(itertools.islice(self._arriving.items(), SCANNED_PARTS)):
+            if self._fetcher is None or arriving.in_flight or arriving.parts is None:
+                continue
+            start, needs = self._tables.next_scan(shard)
+            end, total = self._fetcher.arrived_from(shard, start)
+            is_worth_it = number == 0 or end - start >= _ARRIVING_BYTES or total in (None, end)
+            if is_worth_it and end >= (needs if total is None else min(needs, total)):
+                arriving.in_flight = True
+                task = ScanTask(next(self.numbers), (shard,), start, end, total)
+                self.in_flight[task.number] = keys = self._fetcher.keys_between(shard, start, end)
+                self._fetcher.window.hold(keys)
+                return task
+        return None
+
+    def on_done(self, done: ScanDone) -> None:
+        """Record the result of a scan. Raises DatasetIndexError if an index is damaged."""
+        self._end(done.number)
+        for found in done.found:
+            shard, piece = found.shard, found.piece
+            if found.failure is not None:
+                self.fail(shard, error_from(found.failure))
+            elif piece is None:
+                self._forget(shard)
+                assert found.table is not None
+                self._tables.add(shard, found.table)
+            else:
+                if piece.needs is None or shard not in self._arriving:
+                    self._forget(shard)
+                else:
+                    self._arriving[shard].in_flight = False
+                self._tables.add_piece(shard, piece)
+
+    def _end(self, number: int) -> None:
+        held = self.in_flight.pop(number, None)
+        if held and self._fetcher is not None:
+            self._fetcher.window.release(held)
+            self._fetcher.notify()
+
+    def fail(self, shard: int, error: Exception) -> None:
+        """Mark a shard as failed; it is not scanned again before `retry_failed`."""
+        self._forget(shard)
+        self.requested.add(shard)
+        self.errors[shard] = error
+
+    def retry_failed(self) -> None:
+        """Forget failures, so that their shards are scanned when they are requested again."""
+        self.requested -= self.errors.keys()
+        self.errors.clear()
+
+    def _forget(self, shard: int) -> None:
+        self.requested.discard(shard)
+        arriving = self._arriving.pop(shard, None)
+        if arriving is not None:
+            self._request_parts(shard, arriving, range(0))
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """A shard that is scanned while it arrives.
+
+    Attributes:
+        turn: orders the shards as they were requested; below 0 if one was put first.
+        in_flight: a scan of it is in flight.
+        parts: those that are requested for its scans; None before `feed` comes to it.
+    """
+
+    turn: int
+    in_flight: bool = False
+    parts: range | None = None
