@@ -51,370 +51,30 @@ from streamload.write.shard_writer import ConsecutiveShards, Destination, Member
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-_LINE_INTERVAL_S, _BAR_INTERVAL_S = 5.0, 0.1
-
-
-class UsageError(ValueError):
-    """Raised for wrong arguments; the message says what to do."""
-
-
-def say(line: str) -> None:
-    """Print a line to standard error, with control characters escaped."""
-    print(printable(line), file=sys.stderr, flush=True)
-
-
-def shown_bytes(size: float) -> str:
-    """Return bytes in a suitable unit, in powers of 1000."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 999.5:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"
-
-
-def shown_time(seconds: float) -> str:
-    """Return seconds as `1.2 s`, and from a minute on as `0:03:04`."""
-    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
-
-
-class Progress:
-    """Report progress on standard error: a line every five seconds, or rich's bar on a terminal."""
-
-    def __init__(self, label: str, total: int, unit: str) -> None:
-        self._label, self._total, self._unit = label, total, unit
-        self._done = self._bytes = 0
-        self._start = self._last = time.monotonic()
-        self._bar: RichProgress | None = None
-
-    def __enter__(self) -> Self:
-        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn
-
-            columns, screen = (TextColumn("{task.description}"), BarColumn(None)), Console(stderr=True)
-            self._bar = Progress(*columns, console=screen, transient=True, redirect_stdout=sys.stdout.isatty())
-            self._bar.add_task(self._label, total=self._total)
-            self._bar.start()
-        return self
-
-    def advance(self, items: int, item_bytes: int) -> None:
-        """Add finished items and bytes."""
-        self._done += items
-        self._bytes += item_bytes
-        if time.monotonic() - self._last >= (_LINE_INTERVAL_S if self._bar is None else _BAR_INTERVAL_S):
-            self._report()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-        elif kind is None:
-            self._report()
-
-    def _report(self) -> None:
-        self._last = time.monotonic()
-        spent_s = max(self._last - self._start, 1e-9)
-        line = (
-            f"{self._label}: {self._done:,} of {self._total:,} {self._unit}, {self._done / spent_s:,.0f} {self._unit}/s"
-        )
-        line += f", {shown_bytes(self._bytes / spent_s)}/s" if self._bytes else ""
-        if 0 < self._done < self._total:
-            line += f", {shown_time((self._total - self._done) * spent_s / self._done)} left"
-        if self._bar is None:
-            print(line, file=sys.stderr, flush=True)
-        else:
-            self._bar.update(self._bar.task_ids[0], completed=self._done, description=line)
-
-
-# Runs calls, which are picklable, and yields their results in any order; raises the exception of a call.
-Pool = Callable[[Iterable[Callable[[], Any]]], Iterator[Any]]
-
-_SPAWN = multiprocessing.get_context("spawn")
-_TASK_NAME = "streamload"  # in Ray's lists, and of the processes
-_RETRIES = 3
-_AHEAD = 4
-_CANCEL_TIMEOUT_S = 10.0
-
-
-@contextmanager
-def processes(count: int) -> Iterator[Pool]:
-    """Start processes, which end with this one even if it is killed; with a count of 1, run calls in this process.
-
-    The pool raises WorkerError if a process died.
-    """
-    if count == 1:
-        yield lambda calls: (call() for call in calls)
-        return
-    inherited, life = _SPAWN.Pipe(duplex=False)
-    executor = ProcessPoolExecutor(count, _SPAWN, _end_with, (inherited,))
-
-    def results(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
-        with _starting_processes():
-            futures = [executor.submit(call) for call in calls]
-        for future in as_completed(futures):
-            try:
-                yield future.result()
-            except BrokenProcessPool:
-                raise WorkerError("a worker process died; if memory is short, fewer workers need less") from None
-
-    try:
-        yield results
-    finally:
-        life.close()  # ends the workers, even busy ones
-        executor.shutdown(wait=True, cancel_futures=True)
-        inherited.close()
-
-
-@contextmanager
-def _starting_processes() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C and do not run the user's script again."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
-    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end_with(life: Connection) -> None:
-    def wait() -> None:
-        life.poll(None)  # until the process at the other end closes it, or dies
-        os._exit(1)
-
-    Thread(target=wait, daemon=True).start()
-
-
-@contextmanager
-def ray_pool(address: str, at_once: int | None) -> Iterator[Pool]:
-    """Open a pool on the Ray cluster at an address. Raises ClusterError.
-
-    Each call is a task of one CPU, which Ray repeats if its process or node is lost; by default four per CPU are in
-    flight. Results are in order. On exit, tasks are cancelled.
-    """
-    with closing(connect(address)) as cluster:
-        cluster.require({"CPU": 1})
-        ray = cluster.ray
-        task = ray.remote(num_cpus=1, max_retries=_RETRIES)(run_call).options(name=_TASK_NAME)
-        most = at_once or max(1, int(_AHEAD * ray.cluster_resources().get("CPU", 0)))
-        in_flight: deque[Any] = deque()
-
-        def results(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
-            waiting = iter(calls)
-            while True:
-                for call in islice(waiting, most - len(in_flight)):
-                    in_flight.append(task.remote(own_version(), os.getcwd(), cloudpickle.dumps(call)))
-                if not in_flight:
-                    return
-                try:
-                    result = pickle.loads(ray.get(in_flight[0]))
-                except ray.exceptions.RayTaskError as exc:
-                    raise exc.cause if isinstance(exc.cause, Exception) else exc from None
-                except ray.exceptions.RayError as exc:
-                    raise ClusterError(
-                        f"the Ray cluster at {cluster.address} was lost, or a task {_RETRIES + 1} times with its "
-                        f"process or node ({first_line(exc)}); if memory is short, fewer tasks at once (--workers) "
-                        "need less"
-                    ) from None
-                in_flight.popleft()
-                yield result
-
-        try:
-            yield results
-        finally:
-            with suppress(ray.exceptions.RayError):
-                for unfinished in in_flight:
-                    ray.cancel(unfinished, force=True)
-                if in_flight:
-                    ray.wait([*in_flight], num_returns=len(in_flight), timeout=_CANCEL_TIMEOUT_S, fetch_local=False)
-
-
-def pickled_by_value(function: Callable[..., Any]) -> bytes:
-    """Pickle a function with all loaded modules of the user, which nodes may lack."""
-    chosen = cloudpickle.list_registry_pickle_by_value()
-    modules = [module for name, module in users_modules().items() if name not in chosen]
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        return bytes(cloudpickle.dumps(function))
-    finally:
-        for module in modules:
-            cloudpickle.unregister_pickle_by_value(module)
-
-
-def run_call(version: str, folder: str, pickled: bytes) -> bytes:
-    """Run a call in a task, and return its pickled result. Raises ClusterError for another version."""
-    node = str(import_module("ray").util.get_node_ip_address())
-    check_version(own_version(), node, version)
-    try:
-        with chdir(folder) if os.path.isdir(folder) else nullcontext():
-            return pickle.dumps(cloudpickle.loads(pickled)())
-    except ImportError as exc:
-        raise ClusterError(
-            f"a module of the program is not installed on {node} ({exc}); install it on all nodes"
-        ) from exc
-    except Exception as exc:
-        exc.add_note(f"on the Ray node {node}")
-        raise
-
-
-SHARDS = ShardNaming("", None, ".tar")  # all in a folder are of one dataset
-_MOST_BYTES = 1 << 30
-_RUN_FILE = "run.json"
-_RESUME, _OVERWRITE = "--resume (resume=True)", "--overwrite (overwrite=True)"
-_FURTHER = re.compile(r"_\d{6}(?=\.tar\Z)")
-_HALF_WRITTEN = f".*.{16 * '[0-9a-f]'}.tmp"
-_SHARDS_AT_LEAST = 16
-_MOST_MEASURED = 128
-_FILLED = 0.9
-
 Span = tuple[int, int]  # consecutive items: the first, and one after the last
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where and how to write shards. Picklable.
-
-    Attributes:
-        dest: a folder or a url, without a trailing slash.
-        max_bytes: maximum size of a shard, or None.
-        max_count: maximum number of samples in a shard, or None.
-        skip_bad: skip faulty samples.
-        workers: processes, or Ray tasks in flight; None for the default.
-        ray: the address of a Ray cluster, or None.
-    """
-
-    dest: str
-    storages: Storages
-    max_bytes: int | None = None
-    max_count: int | None = None
-    skip_bad: bool = False
-    resume: bool = False
-    overwrite: bool = False
-    workers: int | None = None
-    ray: str | None = None
-
-    def folder(self, split: str) -> Destination:
-        """Return the folder of a split; "" is the destination."""
-        return Destination(f"{self.dest}/{split}" if split else self.dest, self.storages, durable=False)
-
-
 Fault = tuple[str, str]  # a file that cannot be packed, and why
 # Appends a sample: its key, its members and its label.
 Append = Callable[[str, Sequence[Member], int | None], None]
 # Appends all samples of a task, and returns the files that cannot be packed. Picklable.
 Work = Callable[[Append], Sequence[Fault]]
+# Runs calls, which are picklable, and yields their results in any order; raises the exception of a call.
+Pool = Callable[[Iterable[Callable[[], Any]]], Iterator[Any]]
 
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One shard to make.
-
-    Attributes:
-        split: the shard's folder in the destination, or "".
-        digest: of everything that determines its bytes.
-        items: number of items, for the progress.
-        may_be_empty: make a shard even without samples.
-    """
-
-    split: str
-    name: str
-    digest: str
-    items: int
-    work: Work
-    may_be_empty: bool = False
-
-
-class Record(NamedTuple):
-    """The shards of a task in order, and the files that were skipped."""
-
-    digest: str
-    split: str
-    shards: tuple[PublishedShard, ...]
-    faults: tuple[Fault, ...]
-
-
-def digest_of(*parts: object) -> str:
-    """Return a digest of values by their `repr`, which must be complete."""
-    return hashlib.sha256(repr(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]
-
-
-def run_task(target: Target, task: Task) -> Record:
-    """Write the shards of a task, then its record; store nothing if faults may not be skipped.
-
-    Raises StreamloadError, ValueError, OSError.
-    """
-    stem = task.name.removesuffix(".tar")
-    shards = ConsecutiveShards(
-        target.folder(task.split),
-        lambda number: f"{stem}_{number:06d}.tar" if number else task.name,
-        max_bytes=target.max_bytes,
-        max_count=target.max_count,
-    )
-    with closing(shards):
-        faults = tuple(task.work(shards.append))
-        if faults and not target.skip_bad:
-            return Record(task.digest, task.split, (), faults)
-        shards.finish(may_be_empty=task.may_be_empty)
-    tables = [pack_table(shard.table) for shard in shards.published]
-    saved = [(shard.name, shard.info, len(table)) for shard, table in zip(shards.published, tables, strict=True)]
-    head = json.dumps({"shards": saved, "faults": faults}).encode("ascii")
-    url = f"{target.dest}/{PACKING_FOLDER}/{task.digest}.record"
-    target.folder("").storage.write(url, b"\n".join((head, b"".join(tables))))
-    return Record(task.digest, task.split, tuple(shards.published), faults)
-
-
-def read_record(content: bytes, task: Task) -> Record:
-    """Parse a record. Raises ValueError, LookupError, TypeError or StreamloadError if damaged."""
-    head, _, tables = content.partition(b"\n")
-    saved, shards, start = json.loads(head), [], 0
-    for name, info, size in saved["shards"]:
-        shards.append(PublishedShard(name, ShardInfo(*info), unpack_table(tables[start : start + size], name)))
-        start += size
-    return Record(task.digest, task.split, tuple(shards), tuple((path, reason) for path, reason in saved["faults"]))
-
-
-def measure(work: Work) -> tuple[int, int]:
-    """Return the bytes and the number of samples that the work would write."""
-    sizes: list[int] = []
-    work(lambda _, members, __: sizes.append(size_of(members)))
-    return sum(sizes), len(sizes)
-
-
-def shard_spans(sizes: Iterable[tuple[int, int]], max_bytes: int, max_count: int | None) -> list[Span]:
-    """Split consecutive items, given as (bytes, samples), into shards as full as allowed; a larger item is alone."""
-    spans: list[Span] = []
-    start = end = filled = samples = 0
-    for size, count in sizes:
-        too_many = max_count is not None and samples + count > max_count
-        if end > start and (filled + size + len(END_OF_ARCHIVE) > max_bytes or too_many):
-            spans.append((start, end))
-            start, filled, samples = end, 0, 0
-        end, filled, samples = end + 1, filled + size, samples + count
-    return [*spans, (start, end)] if end > start else spans
-
-
-def numbered(spans: Iterable[Span]) -> list[tuple[Span, str]]:
-    """Return spans with the names of their shards."""
-    return [(span, f"shard-{number:06d}.tar") for number, span in enumerate(spans)]
-
-
-def estimated_spans(pool: Pool, works: Sequence[Work], max_bytes: int | None, max_count: int | None) -> list[Span]:
-    """Split items, given the work of packing each, into equal spans that fill a shard to about nine tenths.
-
-    One item in sixteen, at most 128, is packed on trial. There are at least sixteen spans, if each has sixteen items.
-    """
-    count = len(works)
-    number = min(_MOST_MEASURED, count // _SHARDS_AT_LEAST)
-    trials = [partial(measure, works[position * count // number]) for position in range(number)]
-    measured = list(pool(trials))
-    all_bytes, samples = sum(size for size, _ in measured), sum(samples for _, samples in measured)
-    each = max(_SHARDS_AT_LEAST, -(-count // _SHARDS_AT_LEAST))
-    if all_bytes and max_bytes is not None:
-        each = min(each, int(_FILLED * max_bytes * number / all_bytes))
-    if max_count is not None:
-        each = min(each, max_count * number // samples if samples else max_count)
-    each = max(1, each)
-    return [(start, min(start + each, count)) for start in range(0, count, each)]
+SHARDS = ShardNaming("", None, ".tar")  # all in a folder are of one dataset
+_RUN_FILE = "run.json"
+_RESUME, _OVERWRITE = "--resume (resume=True)", "--overwrite (overwrite=True)"
+_FURTHER = re.compile(r"_\d{6}(?=\.tar\Z)")
+_HALF_WRITTEN = f".*.{16 * '[0-9a-f]'}.tmp"
+_MOST_BYTES = 1 << 30
+_SHARDS_AT_LEAST = 16
+_MOST_MEASURED = 128
+_FILLED = 0.9
+_SPAWN = multiprocessing.get_context("spawn")
+_TASK_NAME = "streamload"  # in Ray's lists, and of the processes
+_RETRIES = 3
+_AHEAD = 4
+_CANCEL_TIMEOUT_S = 10.0
+_LINE_INTERVAL_S, _BAR_INTERVAL_S = 5.0, 0.1
 
 
 def pack_into(
@@ -468,6 +128,106 @@ def pack_into(
             run.leave(exc)
             raise
     return records
+
+
+class UsageError(ValueError):
+    """Raised for wrong arguments; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where and how to write shards. Picklable.
+
+    Attributes:
+        dest: a folder or a url, without a trailing slash.
+        max_bytes: maximum size of a shard, or None.
+        max_count: maximum number of samples in a shard, or None.
+        skip_bad: skip faulty samples.
+        workers: processes, or Ray tasks in flight; None for the default.
+        ray: the address of a Ray cluster, or None.
+    """
+
+    dest: str
+    storages: Storages
+    max_bytes: int | None = None
+    max_count: int | None = None
+    skip_bad: bool = False
+    resume: bool = False
+    overwrite: bool = False
+    workers: int | None = None
+    ray: str | None = None
+
+    def folder(self, split: str) -> Destination:
+        """Return the folder of a split; "" is the destination."""
+        return Destination(f"{self.dest}/{split}" if split else self.dest, self.storages, durable=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One shard to make.
+
+    Attributes:
+        split: the shard's folder in the destination, or "".
+        digest: of everything that determines its bytes.
+        items: number of items, for the progress.
+        may_be_empty: make a shard even without samples.
+    """
+
+    split: str
+    name: str
+    digest: str
+    items: int
+    work: Work
+    may_be_empty: bool = False
+
+
+def digest_of(*parts: object) -> str:
+    """Return a digest of values by their `repr`, which must be complete."""
+    return hashlib.sha256(repr(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]
+
+
+class Record(NamedTuple):
+    """The shards of a task in order, and the files that were skipped."""
+
+    digest: str
+    split: str
+    shards: tuple[PublishedShard, ...]
+    faults: tuple[Fault, ...]
+
+
+def run_task(target: Target, task: Task) -> Record:
+    """Write the shards of a task, then its record; store nothing if faults may not be skipped.
+
+    Raises StreamloadError, ValueError, OSError.
+    """
+    stem = task.name.removesuffix(".tar")
+    shards = ConsecutiveShards(
+        target.folder(task.split),
+        lambda number: f"{stem}_{number:06d}.tar" if number else task.name,
+        max_bytes=target.max_bytes,
+        max_count=target.max_count,
+    )
+    with closing(shards):
+        faults = tuple(task.work(shards.append))
+        if faults and not target.skip_bad:
+            return Record(task.digest, task.split, (), faults)
+        shards.finish(may_be_empty=task.may_be_empty)
+    tables = [pack_table(shard.table) for shard in shards.published]
+    saved = [(shard.name, shard.info, len(table)) for shard, table in zip(shards.published, tables, strict=True)]
+    head = json.dumps({"shards": saved, "faults": faults}).encode("ascii")
+    url = f"{target.dest}/{PACKING_FOLDER}/{task.digest}.record"
+    target.folder("").storage.write(url, b"\n".join((head, b"".join(tables))))
+    return Record(task.digest, task.split, tuple(shards.published), faults)
+
+
+def read_record(content: bytes, task: Task) -> Record:
+    """Parse a record. Raises ValueError, LookupError, TypeError or StreamloadError if damaged."""
+    head, _, tables = content.partition(b"\n")
+    saved, shards, start = json.loads(head), [], 0
+    for name, info, size in saved["shards"]:
+        shards.append(PublishedShard(name, ShardInfo(*info), unpack_table(tables[start : start + size], name)))
+        start += size
+    return Record(task.digest, task.split, tuple(shards), tuple((path, reason) for path, reason in saved["faults"]))
 
 
 class _Run:
@@ -664,3 +424,236 @@ class _Run:
             if all(map(is_plain_name, names.keys() - {""})):
                 return names
         raise UsageError(f"{without_secrets(path)!r} was not made by a run, or is damaged; remove it")
+
+
+def shard_spans(sizes: Iterable[tuple[int, int]], max_bytes: int, max_count: int | None) -> list[Span]:
+    """Split consecutive items, given as (bytes, samples), into shards as full as allowed; a larger item is alone."""
+    spans: list[Span] = []
+    start = end = filled = samples = 0
+    for size, count in sizes:
+        too_many = max_count is not None and samples + count > max_count
+        if end > start and (filled + size + len(END_OF_ARCHIVE) > max_bytes or too_many):
+            spans.append((start, end))
+            start, filled, samples = end, 0, 0
+        end, filled, samples = end + 1, filled + size, samples + count
+    return [*spans, (start, end)] if end > start else spans
+
+
+def numbered(spans: Iterable[Span]) -> list[tuple[Span, str]]:
+    """Return spans with the names of their shards."""
+    return [(span, f"shard-{number:06d}.tar") for number, span in enumerate(spans)]
+
+
+def estimated_spans(pool: Pool, works: Sequence[Work], max_bytes: int | None, max_count: int | None) -> list[Span]:
+    """Split items, given the work of packing each, into equal spans that fill a shard to about nine tenths.
+
+    One item in sixteen, at most 128, is packed on trial. There are at least sixteen spans, if each has sixteen items.
+    """
+    count = len(works)
+    number = min(_MOST_MEASURED, count // _SHARDS_AT_LEAST)
+    trials = [partial(measure, works[position * count // number]) for position in range(number)]
+    measured = list(pool(trials))
+    all_bytes, samples = sum(size for size, _ in measured), sum(samples for _, samples in measured)
+    each = max(_SHARDS_AT_LEAST, -(-count // _SHARDS_AT_LEAST))
+    if all_bytes and max_bytes is not None:
+        each = min(each, int(_FILLED * max_bytes * number / all_bytes))
+    if max_count is not None:
+        each = min(each, max_count * number // samples if samples else max_count)
+    each = max(1, each)
+    return [(start, min(start + each, count)) for start in range(0, count, each)]
+
+
+def measure(work: Work) -> tuple[int, int]:
+    """Return the bytes and the number of samples that the work would write."""
+    sizes: list[int] = []
+    work(lambda _, members, __: sizes.append(size_of(members)))
+    return sum(sizes), len(sizes)
+
+
+@contextmanager
+def processes(count: int) -> Iterator[Pool]:
+    """Start processes, which end with this one even if it is killed; with a count of 1, run calls in this process.
+
+    The pool raises WorkerError if a process died.
+    """
+    if count == 1:
+        yield lambda calls: (call() for call in calls)
+        return
+    inherited, life = _SPAWN.Pipe(duplex=False)
+    executor = ProcessPoolExecutor(count, _SPAWN, _end_with, (inherited,))
+
+    def results(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
+        with _starting_processes():
+            futures = [executor.submit(call) for call in calls]
+        for future in as_completed(futures):
+            try:
+                yield future.result()
+            except BrokenProcessPool:
+                raise WorkerError("a worker process died; if memory is short, fewer workers need less") from None
+
+    try:
+        yield results
+    finally:
+        life.close()  # ends the workers, even busy ones
+        executor.shutdown(wait=True, cancel_futures=True)
+        inherited.close()
+
+
+@contextmanager
+def _starting_processes() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C and do not run the user's script again."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with(life: Connection) -> None:
+    def wait() -> None:
+        life.poll(None)  # until the process at the other end closes it, or dies
+        os._exit(1)
+
+    Thread(target=wait, daemon=True).start()
+
+
+@contextmanager
+def ray_pool(address: str, at_once: int | None) -> Iterator[Pool]:
+    """Open a pool on the Ray cluster at an address. Raises ClusterError.
+
+    Each call is a task of one CPU, which Ray repeats if its process or node is lost; by default four per CPU are in
+    flight. Results are in order. On exit, tasks are cancelled.
+    """
+    with closing(connect(address)) as cluster:
+        cluster.require({"CPU": 1})
+        ray = cluster.ray
+        task = ray.remote(num_cpus=1, max_retries=_RETRIES)(run_call).options(name=_TASK_NAME)
+        most = at_once or max(1, int(_AHEAD * ray.cluster_resources().get("CPU", 0)))
+        in_flight: deque[Any] = deque()
+
+        def results(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
+            waiting = iter(calls)
+            while True:
+                for call in islice(waiting, most - len(in_flight)):
+                    in_flight.append(task.remote(own_version(), os.getcwd(), cloudpickle.dumps(call)))
+                if not in_flight:
+                    return
+                try:
+                    result = pickle.loads(ray.get(in_flight[0]))
+                except ray.exceptions.RayTaskError as exc:
+                    raise exc.cause if isinstance(exc.cause, Exception) else exc from None
+                except ray.exceptions.RayError as exc:
+                    raise ClusterError(
+                        f"the Ray cluster at {cluster.address} was lost, or a task {_RETRIES + 1} times with its "
+                        f"process or node ({first_line(exc)}); if memory is short, fewer tasks at once (--workers) "
+                        "need less"
+                    ) from None
+                in_flight.popleft()
+                yield result
+
+        try:
+            yield results
+        finally:
+            with suppress(ray.exceptions.RayError):
+                for unfinished in in_flight:
+                    ray.cancel(unfinished, force=True)
+                if in_flight:
+                    ray.wait([*in_flight], num_returns=len(in_flight), timeout=_CANCEL_TIMEOUT_S, fetch_local=False)
+
+
+def run_call(version: str, folder: str, pickled: bytes) -> bytes:
+    """Run a call in a task, and return its pickled result. Raises ClusterError for another version."""
+    node = str(import_module("ray").util.get_node_ip_address())
+    check_version(own_version(), node, version)
+    try:
+        with chdir(folder) if os.path.isdir(folder) else nullcontext():
+            return pickle.dumps(cloudpickle.loads(pickled)())
+    except ImportError as exc:
+        raise ClusterError(
+            f"a module of the program is not installed on {node} ({exc}); install it on all nodes"
+        ) from exc
+    except Exception as exc:
+        exc.add_note(f"on the Ray node {node}")
+        raise
+
+
+def pickled_by_value(function: Callable[..., Any]) -> bytes:
+    """Pickle a function with all loaded modules of the user, which nodes may lack."""
+    chosen = cloudpickle.list_registry_pickle_by_value()
+    modules = [module for name, module in users_modules().items() if name not in chosen]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return bytes(cloudpickle.dumps(function))
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+class Progress:
+    """Report progress on standard error: a line every five seconds, or rich's bar on a terminal."""
+
+    def __init__(self, label: str, total: int, unit: str) -> None:
+        self._label, self._total, self._unit = label, total, unit
+        self._done = self._bytes = 0
+        self._start = self._last = time.monotonic()
+        self._bar: RichProgress | None = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            columns, screen = (TextColumn("{task.description}"), BarColumn(None)), Console(stderr=True)
+            self._bar = Progress(*columns, console=screen, transient=True, redirect_stdout=sys.stdout.isatty())
+            self._bar.add_task(self._label, total=self._total)
+            self._bar.start()
+        return self
+
+    def advance(self, items: int, item_bytes: int) -> None:
+        """Add finished items and bytes."""
+        self._done += items
+        self._bytes += item_bytes
+        if time.monotonic() - self._last >= (_LINE_INTERVAL_S if self._bar is None else _BAR_INTERVAL_S):
+            self._report()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif kind is None:
+            self._report()
+
+    def _report(self) -> None:
+        self._last = time.monotonic()
+        spent_s = max(self._last - self._start, 1e-9)
+        line = (
+            f"{self._label}: {self._done:,} of {self._total:,} {self._unit}, {self._done / spent_s:,.0f} {self._unit}/s"
+        )
+        line += f", {shown_bytes(self._bytes / spent_s)}/s" if self._bytes else ""
+        if 0 < self._done < self._total:
+            line += f", {shown_time((self._total - self._done) * spent_s / self._done)} left"
+        if self._bar is None:
+            print(line, file=sys.stderr, flush=True)
+        else:
+            self._bar.update(self._bar.task_ids[0], completed=self._done, description=line)
+
+
+def say(line: str) -> None:
+    """Print a line to standard error, with control characters escaped."""
+    print(printable(line), file=sys.stderr, flush=True)
+
+
+def shown_bytes(size: float) -> str:
+    """Return bytes in a suitable unit, in powers of 1000."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"
+
+
+def shown_time(seconds: float) -> str:
+    """Return seconds as `1.2 s`, and from a minute on as `0:03:04`."""
+    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))

@@ -38,525 +38,20 @@ from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, member_he
 from streamload.tar.scan import LABEL_FIELD, ShardTable
 from streamload.text import counted, warn_at_caller
 
-_JPEG_QUALITY = 95
-_INT64_LIMIT = 1 << 63
+Member = tuple[str, bytes, bytes]  # a field, its header blocks and its payload
 
+_BUFFER_BYTES = 1 << 17
+_MAX_FIELDS = 1 << 16
+_INT64_LIMIT = 1 << 63
+_JPEG_QUALITY = 95
 _PILLOW_MODES = {
     "JPEG": ("L", "RGB", "CMYK"),
     "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
     "WEBP": ("RGB", "RGBA"),
 }
-
-
-def encode_field(field: str, value: object) -> bytes:
-    """Return the bytes to store for one field of a sample, encoded by the last extension of its name.
-
-    Every extension takes bytes-like objects. Beside these, text (`txt`, `json`, `csv`, ...) takes `str` (for `json`,
-    finished JSON), `cls`, `cls2`, `count`, `index`, `id`, `inx` and `txt` take `int`, `json` and `jsn` what JSON knows,
-    `jpg`, `jpeg`, `jpe`, `jfif`, `png`, `apng` and `webp` a uint8 HW or HWC array or a Pillow image, `npy` an array,
-    `npz` and `safetensors` a mapping of arrays, `pt` and `pth` a torch tensor or plain containers of tensors and plain
-    values, `msgpack`, `msg`, `mp` and `cbor` plain data, and `x.gz` what `x` takes. By default the loader returns the
-    same kind of value, except that integers in `txt` become text.
-
-    Raises:
-        TypeError: the extension does not hold such a value; the message names field, type and what is accepted.
-        ValueError: the type is right and the value is not (NaN in JSON, an RGBA image for `jpg`).
-        ImportError: the extension needs a package that is not installed.
-    """
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value)
-    inner, _, extension = field.rpartition(".")
-    if extension == "gz" and inner:
-        return gzip.compress(encode_field(inner, value), mtime=0)
-    encode, accepted = _ENCODERS.get(extension, (None, _UNKNOWN))
-    try:
-        if encode is None:
-            raise TypeError
-        return encode(value)
-    except TypeError as exc:
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        detail = f": {exc}" if str(exc) else ""
-        message = f"field {field!r} got a value of type {kind}, but .{extension} takes {accepted}{detail}"
-        raise TypeError(message) from None
-    except ImportError as exc:
-        raise ImportError(
-            f"field {field!r} needs a package that is not installed ({exc}); pip install 'streamload[codecs]'"
-        ) from exc
-    except ValueError as exc:
-        raise ValueError(f"field {field!r} cannot be stored as .{extension}: {exc}") from exc
-
-
-def _integer(value: Any) -> bytes:
-    try:
-        if isinstance(value, bool | np.bool_):
-            raise TypeError
-        number = int(value) if isinstance(value, str) else operator.index(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{value!r:.40} is not one") from None
-    if not -_INT64_LIMIT <= number < _INT64_LIMIT:
-        raise ValueError(f"{number} has more than 64 bits, and could not be read back; store it as txt")
-    return value.encode("utf-8") if isinstance(value, str) else b"%d" % number
-
-
-def _text(value: object) -> bytes:
-    if not isinstance(value, str):
-        raise TypeError
-    return value.encode("utf-8")
-
-
-def _txt(value: object) -> bytes:
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        return b"%d" % int(value)
-    return _text(value)
-
-
-def _json(value: object) -> bytes:
-    if not isinstance(value, str):
-        value = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return value.encode("utf-8")
-
-
-def _image(form: str, value: object) -> bytes:
-    from PIL import Image
-
-    if isinstance(value, np.ndarray):
-        channels = value.shape[2] if value.ndim == 3 else 1
-        if value.dtype != np.uint8 or value.ndim not in (2, 3) or channels not in (1, 3, 4) or value.size == 0:
-            raise TypeError(f"this array is {value.dtype} of shape {value.shape}")
-        image = Image.fromarray(value[..., 0] if value.ndim == 3 and channels == 1 else value)
-        if form == "WEBP" and channels == 1:
-            image = image.convert("RGB")
-    elif isinstance(value, Image.Image):
-        image = value
-    else:
-        raise TypeError
-    if image.mode not in _PILLOW_MODES[form]:
-        raise ValueError(f"it cannot hold a {image.mode} image; convert it first, for example with .convert('RGB')")
-    buffer = io.BytesIO()
-    image.save(buffer, form, **({} if form == "PNG" else {"quality": _JPEG_QUALITY}))
-    return buffer.getvalue()
-
-
-def _array(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    if _is_tensor(value):
-        value = value.detach().cpu().numpy()
-    if not isinstance(value, np.ndarray | np.generic):
-        raise TypeError(f"{type(value).__name__} is not an array")
-    array = np.asarray(value)
-    if array.dtype.hasobject:
-        raise TypeError("objects would have to be pickled")
-    return array
-
-
-def _npy(value: object) -> bytes:
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, _array(value), allow_pickle=False)
-    return buffer.getvalue()
-
-
-def _arrays(value: object) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise TypeError
-    return {name: _array(array) for name, array in value.items()}
-
-
-def _npz(value: object) -> bytes:
-    # np.savez takes names as keyword arguments, so an array cannot be called "file".
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, array in _arrays(value).items():
-            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), _npy(array))  # a ZipInfo without a time
-    return buffer.getvalue()
-
-
-def _is_tensor(value: object) -> bool:
-    torch = sys.modules.get("torch")  # a program that has a tensor has imported torch; others should not pay for it
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
-def _is_plain(value: Any) -> bool:
-    """Return True if `torch.load(weights_only=True)` restores the value."""
-    if type(value) in (dict, list, tuple):
-        return all(map(_is_plain, value)) and (type(value) is not dict or all(map(_is_plain, value.values())))
-    return value is None or type(value) in (bool, int, float, complex, str, bytes) or _is_tensor(value)
-
-
-def _pt(value: object) -> bytes:
-    if not _is_plain(value):
-        raise TypeError
-    import torch
-
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
-
-
-def _safetensors(value: object) -> bytes:
-    if isinstance(value, Mapping) and value and all(map(_is_tensor, value.values())):
-        from safetensors.torch import save as save_tensors
-
-        return bytes(save_tensors(dict(value)))
-    from safetensors.numpy import save as save_arrays
-
-    return bytes(save_arrays(_arrays(value)))
-
-
-def _msgpack(value: object) -> bytes:
-    import msgpack
-
-    return bytes(msgpack.packb(value, use_bin_type=True))
-
-
-def _cbor(value: object) -> bytes:
-    import cbor2
-
-    try:
-        return bytes(cbor2.dumps(value))
-    except cbor2.CBOREncodeError as exc:
-        raise TypeError(exc) from None
-
-
-_UNKNOWN = "bytes only: streamload has no encoder for it; encode the value first"
-_ARRAYS = "a mapping of names to NumPy arrays of numbers, bools or fixed-width strings"
-_PLAIN = "dicts, lists, strings, bytes, numbers, bools and None"
-_PIXELS = (
-    "the bytes of an image file, a uint8 array of shape (height, width[, 1, 3 or 4]) or a Pillow image; leave the "
-    "field out of samples without an image"
-)
-
-_BY_KIND: dict[Kind, tuple[Callable[[Any], bytes] | None, str]] = {
-    Kind.TEXT: (_text, "a str or bytes"),
-    Kind.INTEGER: (_integer, "an int of up to 64 bits, or bytes or a str that hold one in decimal digits"),
-    Kind.JSON: (_json, "finished JSON as a str, or dicts, lists, numbers, bools and None"),
-    Kind.ARRAY: (_npy, "NumPy arrays of numbers, bools or fixed-width strings"),
-    Kind.ARRAYS: (_npz, _ARRAYS),
-    Kind.TORCH: (_pt, "a torch tensor, or dicts, lists and tuples of tensors, numbers, strings and None"),
-    Kind.SAFETENSORS: (_safetensors, _ARRAYS),
-    Kind.MSGPACK: (_msgpack, _PLAIN),
-    Kind.CBOR: (_cbor, _PLAIN),
-    Kind.PICKLE: (None, "bytes only: unpickling runs code from the data; use npz, json or msgpack instead"),
-}
-_ENCODERS: dict[str, tuple[Callable[[Any], bytes] | None, str]] = {
-    **{extension: _BY_KIND[kind] for extension, kind in KIND_OF.items() if kind in _BY_KIND},
-    **{name: (partial(_image, form), _PIXELS) for name, form in IMAGE_FORMATS.items() if form in _PILLOW_MODES},
-    "txt": (_txt, "a str, an int or bytes"),
-}
-# The extensions that take other values than bytes.
-ENCODED_EXTENSIONS = frozenset(name for name, (encode, _) in _ENCODERS.items() if encode is not None)
-
-
-_BUFFER_BYTES = 1 << 17
-_MAX_FIELDS = 1 << 16
-
-Member = tuple[str, bytes, bytes]  # a field, its header blocks and its payload
-
-
-def size_of(members: Sequence[Member]) -> int:
-    """Return the bytes of a sample in a shard."""
-    return sum(member_bytes(header, len(payload)) for _, header, payload in members)
-
-
-class GrowingShard:
-    """An open file, and the table of its content. Not thread-safe.
-
-    In a local folder it is `.<name>.<random>.partial` until `publish()`, locked while the writer lives. For a bucket it
-    is an unnamed temporary file (a hidden one on systems that cannot reopen it).
-
-    Attributes:
-        bytes: the size of the shard if it ended here.
-        keys: the keys of the samples so far, in order.
-    """
-
-    def __init__(self, name: str, folder: str | None, *, durable: bool) -> None:
-        """Create the file in a local folder, or a temporary one. Raises OSError.
-
-        Without `durable`, a shard may be short or empty if the machine crashes within half a minute.
-        """
-        self.name = name
-        self.bytes = len(END_OF_ARCHIVE)
-        self.keys: dict[str, None] = {}
-        self._durable = durable
-        self._hidden: str | None = None
-        self._file: Any  # a BufferedWriter, or its wrapper that deletes the file
-        if folder is None:
-            temporary = tempfile.TemporaryFile if os.path.isdir("/proc/self/fd") else tempfile.NamedTemporaryFile
-            self._file = temporary("wb", _BUFFER_BYTES, prefix=".streamload-")
-        else:
-            self._hidden = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.partial")
-            descriptor = os.open(self._hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            with suppress(OSError):  # some network file systems have no locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._file = BufferedWriter(FileIO(descriptor, "wb"), _BUFFER_BYTES)
-        self._fields: dict[str, int] = {}
-        self._members = array("q")  # offset, size, field and CRC-32 of each
-        self._sample_start = array("q", [0])
-        self._labels: list[int | None] = []
-
-    def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
-        """Append a sample. Raises ValueError for too many distinct fields, before any change, and OSError."""
-        if len(self._fields) + len({field for field, _, _ in members} - self._fields.keys()) > _MAX_FIELDS:
-            raise ValueError(f"with sample {key!r} this shard would have more than {_MAX_FIELDS} distinct fields")
-        position = self.bytes - len(END_OF_ARCHIVE)
-        for field, header, payload in members:
-            self._file.writelines((header, payload, padding(len(payload))))
-            number = self._fields.setdefault(field, len(self._fields))
-            self._members.extend((position + len(header), len(payload), number, zlib.crc32(payload)))
-            position += member_bytes(header, len(payload))
-        self.bytes = position + len(END_OF_ARCHIVE)
-        self.keys[key] = None
-        self._sample_start.append(len(self._members) // 4)
-        self._labels.append(label)
-
-    def publish(self, storage: Storage, url: str, *, replace: bool) -> ShardTable:
-        """Complete the shard under its url, wholly or not at all; return its table.
-
-        Raises StorageError and OSError; in a local folder FileExistsError, unless `replace`.
-        """
-        self._file.write(END_OF_ARCHIVE)
-        self._file.flush()
-        if self._hidden is None:
-            name = self._file.name
-            storage.write(url, name if isinstance(name, str) else f"/proc/self/fd/{name}")
-        else:
-            self._rename(self._hidden, replace=replace)
-        self.discard()
-        offsets, sizes, fields, crc32 = np.array(self._members, np.int64).reshape(-1, 4).T
-        keys = [key.encode("utf-8") for key in self.keys]
-        labels = [label for label in self._labels if label is not None]
-        return ShardTable(
-            shard_bytes=self.bytes,
-            fields=tuple(self._fields),
-            member_offset=offsets.copy(),
-            member_size=sizes.copy(),
-            member_field=fields.astype(np.uint16),
-            sample_start=np.array(self._sample_start, np.int64),
-            key_bytes=np.frombuffer(b"".join(keys), np.uint8),
-            key_start=np.array(list(accumulate(map(len, keys), initial=0)), np.int64),
-            member_crc32=crc32.astype(np.uint32),
-            labels=np.array(labels, np.int64) if len(labels) == len(self._labels) else None,
-        )
-
-    def _rename(self, hidden: str, *, replace: bool) -> None:
-        folder, path = os.path.dirname(hidden), os.path.join(os.path.dirname(hidden), self.name)
-        if self._durable:
-            os.fsync(self._file.fileno())
-        self._file.close()
-        with locked_folder(folder):  # a hard link would check and name in one step, but exFAT, SMB and FUSE have none
-            if not replace and os.path.lexists(path):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-            os.replace(hidden, path)
-        if self._durable:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-
-    def discard(self) -> None:
-        """Close and remove the file without writing what is buffered. Idempotent."""
-        self._file.raw.close()
-        self._file.close()
-        if self._hidden is not None:
-            with suppress(FileNotFoundError):
-                os.unlink(self._hidden)
-
-
-_HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{16}\.partial")
-
-
-class Destination:
-    """A folder for shards. Every method may raise OSError or StreamloadError.
-
-    Attributes:
-        folder: its path or url, without a slash at the end.
-        path: its path; None if it is remote.
-        storage: its storage.
-        index: the folder of its index.
-    """
-
-    def __init__(self, folder: str, storages: Storages, *, durable: bool = True) -> None:
-        """Write nothing yet; `durable` flushes local files to the disk.
-
-        Raises:
-            ValueError: the url names no folder.
-            StorageError: it names a web server, or a file.
-        """
-        if folder.endswith(":") or ("://" in folder and not folder.rstrip("/").partition("://")[2]):
-            raise ValueError(f"{folder!r} names no bucket or folder; give one, as in s3://bucket/train")
-        if protocol_of(folder) in WEB:
-            url = without_secrets(folder)
-            raise StorageError("a web server cannot be written to; name a bucket or a folder", url=url)
-        self.storage = storages.for_url(folder.rstrip("/") or "/")
-        self.path = None
-        if isinstance(self.storage, LocalStorage):
-            folder = local_path(folder) if folder.startswith("file:") else folder
-            if os.path.isfile(folder):
-                raise StorageError("this is a file; name a folder", url=folder)
-            self.storage = LocalStorage(durable=durable)
-            self.path = folder.rstrip("/") or "/"
-        self.folder = folder.rstrip("/") or "/"
-        self.index = IndexFolder(self.storage, f"{self.folder}/{INDEX_FOLDER}")
-        self._durable = durable
-        self._created: list[str] = []
-
-    def existing(self, names: ShardNaming) -> list[str]:
-        """Return the existing shards with such names, sorted."""
-        listed = [info.url.rpartition("/")[2] for info in self.storage.list(f"{escaped(self.folder)}/*")]
-        return sorted(filter(names.matches, listed))
-
-    def remove(self, names: ShardNaming, shards: Sequence[str]) -> None:
-        """Remove the index entries of all shards with such names, then some shards."""
-        self.index.remove(names.matches)
-        for shard in shards:
-            self.storage.delete(f"{self.folder}/{shard}")
-
-    def remove_abandoned(self, names: ShardNaming) -> None:
-        """Remove the hidden files of killed writers for such names; a bucket has none."""
-        for hidden in os.listdir(self.path) if self.path is not None and os.path.isdir(self.path) else ():
-            match = _HIDDEN.fullmatch(hidden)
-            if match is not None and names.matches(match[1]):
-                # It may be gone by now, or another user's, or locked by a writer that lives.
-                with suppress(OSError), open(f"{self.path}/{hidden}", "r+b") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(f"{self.path}/{hidden}")
-
-    def create(self, name: str) -> GrowingShard:
-        """Start a shard; a missing local folder is created."""
-        if self.path is not None:
-            missing = os.path.abspath(self.path)
-            while not os.path.isdir(missing):
-                self._created.append(missing)
-                missing = os.path.dirname(missing)
-            os.makedirs(self.path, exist_ok=True)
-        return GrowingShard(name, self.path, durable=self._durable)
-
-    def close(self) -> None:
-        """Remove the created folders that are empty. Idempotent."""
-        created, self._created = self._created, []
-        with suppress(OSError):  # not empty
-            for folder in created:
-                os.rmdir(folder)
-
-
-class PublishedShard(NamedTuple):
-    """A complete shard: its name in the folder, its file or object, and its table."""
-
-    name: str
-    info: ShardInfo
-    table: ShardTable
-
-
-def indexed(shards: Iterable[PublishedShard]) -> list[tuple[IndexedShard, ShardTable]]:
-    """Return the index entries and tables of shards."""
-    return [(IndexedShard(name, info.bytes, len(table), info.etag), table) for name, info, table in shards]
-
-
-class ConsecutiveShards:
-    """Cuts samples into shards, each as full as allowed.
-
-    Attributes:
-        growing: the unpublished shard, if there is one.
-        published: the complete shards in order.
-    """
-
-    def __init__(
-        self,
-        folder: Destination,
-        name: Callable[[int], str],
-        *,
-        max_bytes: int | None,
-        max_count: int | None,
-        replace: bool = True,
-        before_first: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Write nothing yet. `name` returns a shard's name by number; `before_first` is called before the first one."""
-        self._folder, self._name = folder, name
-        self._max_bytes, self._max_count = max_bytes, max_count
-        self._replace, self._before_first = replace, before_first
-        self.growing: GrowingShard | None = None
-        self.published: list[PublishedShard] = []
-
-    def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
-        """Append a sample, to a further shard if this one is full.
-
-        Raises StreamloadError; or ValueError, with nothing written, if it fits into no shard or its key repeats.
-        """
-        size, limit = size_of(members), self._max_bytes
-        if limit is not None and size + len(END_OF_ARCHIVE) > limit:
-            raise too_large(key, size, limit)
-        with self._writing():
-            shard = self.growing
-            if shard is not None and (
-                (limit is not None and shard.bytes + size > limit) or len(shard.keys) == self._max_count
-            ):
-                self._publish(shard)
-                shard = None
-            if shard is None:
-                shard = self.growing = self._folder.create(self._name(len(self.published)))
-            if key in shard.keys:
-                raise ValueError(f"two samples have the key {key!r}; give each one of its own")
-            shard.append(key, members, label)
-
-    def finish(self, *, may_be_empty: bool = False) -> None:
-        """Publish the last shard; without any sample an empty one if `may_be_empty`."""
-        with self._writing():
-            if self.growing is None and may_be_empty and not self.published:
-                self.growing = self._folder.create(self._name(0))
-            if self.growing is not None:
-                self._publish(self.growing)
-
-    def close(self) -> None:
-        """Discard the unpublished shard. Idempotent."""
-        shard, self.growing = self.growing, None
-        if shard is not None:
-            shard.discard()
-        self._folder.close()
-
-    def _publish(self, shard: GrowingShard) -> None:
-        if not self.published:
-            self._before_first()
-        url, storage = f"{self._folder.folder}/{shard.name}", self._folder.storage
-        table = shard.publish(storage, url, replace=self._replace)
-        self.growing = None
-        info = storage.info(url)
-        if info.bytes != table.shard_bytes:
-            storage.delete(url)
-            raise StorageError(
-                f"the shard has {info.bytes:,} bytes after the upload instead of {table.shard_bytes:,}; write it again",
-                url=without_secrets(url),
-            )
-        self.published.append(PublishedShard(shard.name, info, table))
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as exc:
-            folder, url = self._folder, exc.filename if isinstance(exc.filename, str) else None
-            reason = exc.strerror or exc
-            if folder.path is None:
-                raise StorageError(
-                    f"the shard cannot be written to the folder for temporary files, {tempfile.tempdir!r} ({reason}); "
-                    "make room there, name another one with TMPDIR, or make shards smaller with max_bytes",
-                    url=url,
-                ) from exc
-            message = f"cannot write shards to {folder.folder!r}: {reason}; make room, or check its rights"
-            raise StorageError(message, url=url) from exc
-
-
-def too_large(key: str, size: int, max_bytes: int) -> ValueError:
-    """Return the error for a sample that is larger than a shard may be."""
-    shard_bytes = size + len(END_OF_ARCHIVE)
-    return ValueError(
-        f"sample {key!r} makes a shard of {shard_bytes:,} bytes on its own, and a shard may have {max_bytes:,}; raise "
-        f"--max-bytes (max_bytes) to {shard_bytes} at least"
-    )
-
-
 _LABEL = re.compile(rb"\s*([+-]?[0-9]{1,19})\s*")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{16}\.partial")
 
 
 class ShardWriter:
@@ -812,3 +307,501 @@ def label_of(members: list[Member]) -> int | None:
     match = _LABEL.fullmatch(payload) if len(payload) <= 64 else None
     label = int(match[1]) if match else None
     return label if label is not None and -(1 << 63) <= label < 1 << 63 else None
+
+
+class ConsecutiveShards:
+    """Cuts samples into shards, each as full as allowed.
+
+    Attributes:
+        growing: the unpublished shard, if there is one.
+        published: the complete shards in order.
+    """
+
+    def __init__(
+        self,
+        folder: Destination,
+        name: Callable[[int], str],
+        *,
+        max_bytes: int | None,
+        max_count: int | None,
+        replace: bool = True,
+        before_first: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write nothing yet. `name` returns a shard's name by number; `before_first` is called before the first one."""
+        self._folder, self._name = folder, name
+        self._max_bytes, self._max_count = max_bytes, max_count
+        self._replace, self._before_first = replace, before_first
+        self.growing: GrowingShard | None = None
+        self.published: list[PublishedShard] = []
+
+    def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
+        """Append a sample, to a further shard if this one is full.
+
+        Raises StreamloadError; or ValueError, with nothing written, if it fits into no shard or its key repeats.
+        """
+        size, limit = size_of(members), self._max_bytes
+        if limit is not None and size + len(END_OF_ARCHIVE) > limit:
+            raise too_large(key, size, limit)
+        with self._writing():
+            shard = self.growing
+            if shard is not None and (
+                (limit is not None and shard.bytes + size > limit) or len(shard.keys) == self._max_count
+            ):
+                self._publish(shard)
+                shard = None
+            if shard is None:
+                shard = self.growing = self._folder.create(self._name(len(self.published)))
+            if key in shard.keys:
+                raise ValueError(f"two samples have the key {key!r}; give each one of its own")
+            shard.append(key, members, label)
+
+    def finish(self, *, may_be_empty: bool = False) -> None:
+        """Publish the last shard; without any sample an empty one if `may_be_empty`."""
+        with self._writing():
+            if self.growing is None and may_be_empty and not self.published:
+                self.growing = self._folder.create(self._name(0))
+            if self.growing is not None:
+                self._publish(self.growing)
+
+    def close(self) -> None:
+        """Discard the unpublished shard. Idempotent."""
+        shard, self.growing = self.growing, None
+        if shard is not None:
+            shard.discard()
+        self._folder.close()
+
+    def _publish(self, shard: GrowingShard) -> None:
+        if not self.published:
+            self._before_first()
+        url, storage = f"{self._folder.folder}/{shard.name}", self._folder.storage
+        table = shard.publish(storage, url, replace=self._replace)
+        self.growing = None
+        info = storage.info(url)
+        if info.bytes != table.shard_bytes:
+            storage.delete(url)
+            raise StorageError(
+                f"the shard has {info.bytes:,} bytes after the upload instead of {table.shard_bytes:,}; write it again",
+                url=without_secrets(url),
+            )
+        self.published.append(PublishedShard(shard.name, info, table))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            folder, url = self._folder, exc.filename if isinstance(exc.filename, str) else None
+            reason = exc.strerror or exc
+            if folder.path is None:
+                raise StorageError(
+                    f"the shard cannot be written to the folder for temporary files, {tempfile.tempdir!r} ({reason}); "
+                    "make room there, name another one with TMPDIR, or make shards smaller with max_bytes",
+                    url=url,
+                ) from exc
+            message = f"cannot write shards to {folder.folder!r}: {reason}; make room, or check its rights"
+            raise StorageError(message, url=url) from exc
+
+
+def too_large(key: str, size: int, max_bytes: int) -> ValueError:
+    """Return the error for a sample that is larger than a shard may be."""
+    shard_bytes = size + len(END_OF_ARCHIVE)
+    return ValueError(
+        f"sample {key!r} makes a shard of {shard_bytes:,} bytes on its own, and a shard may have {max_bytes:,}; raise "
+        f"--max-bytes (max_bytes) to {shard_bytes} at least"
+    )
+
+
+def size_of(members: Sequence[Member]) -> int:
+    """Return the bytes of a sample in a shard."""
+    return sum(member_bytes(header, len(payload)) for _, header, payload in members)
+
+
+class PublishedShard(NamedTuple):
+    """A complete shard: its name in the folder, its file or object, and its table."""
+
+    name: str
+    info: ShardInfo
+    table: ShardTable
+
+
+def indexed(shards: Iterable[PublishedShard]) -> list[tuple[IndexedShard, ShardTable]]:
+    """Return the index entries and tables of shards."""
+    return [(IndexedShard(name, info.bytes, len(table), info.etag), table) for name, info, table in shards]
+
+
+class Destination:
+    """A folder for shards. Every method may raise OSError or StreamloadError.
+
+    Attributes:
+        folder: its path or url, without a slash at the end.
+        path: its path; None if it is remote.
+        storage: its storage.
+        index: the folder of its index.
+    """
+
+    def __init__(self, folder: str, storages: Storages, *, durable: bool = True) -> None:
+        """Write nothing yet; `durable` flushes local files to the disk.
+
+        Raises:
+            ValueError: the url names no folder.
+            StorageError: it names a web server, or a file.
+        """
+        if folder.endswith(":") or ("://" in folder and not folder.rstrip("/").partition("://")[2]):
+            raise ValueError(f"{folder!r} names no bucket or folder; give one, as in s3://bucket/train")
+        if protocol_of(folder) in WEB:
+            url = without_secrets(folder)
+            raise StorageError("a web server cannot be written to; name a bucket or a folder", url=url)
+        self.storage = storages.for_url(folder.rstrip("/") or "/")
+        self.path = None
+        if isinstance(self.storage, LocalStorage):
+            folder = local_path(folder) if folder.startswith("file:") else folder
+            if os.path.isfile(folder):
+                raise StorageError("this is a file; name a folder", url=folder)
+            self.storage = LocalStorage(durable=durable)
+            self.path = folder.rstrip("/") or "/"
+        self.folder = folder.rstrip("/") or "/"
+        self.index = IndexFolder(self.storage, f"{self.folder}/{INDEX_FOLDER}")
+        self._durable = durable
+        self._created: list[str] = []
+
+    def existing(self, names: ShardNaming) -> list[str]:
+        """Return the existing shards with such names, sorted."""
+        listed = [info.url.rpartition("/")[2] for info in self.storage.list(f"{escaped(self.folder)}/*")]
+        return sorted(filter(names.matches, listed))
+
+    def remove(self, names: ShardNaming, shards: Sequence[str]) -> None:
+        """Remove the index entries of all shards with such names, then some shards."""
+        self.index.remove(names.matches)
+        for shard in shards:
+            self.storage.delete(f"{self.folder}/{shard}")
+
+    def remove_abandoned(self, names: ShardNaming) -> None:
+        """Remove the hidden files of killed writers for such names; a bucket has none."""
+        for hidden in os.listdir(self.path) if self.path is not None and os.path.isdir(self.path) else ():
+            match = _HIDDEN.fullmatch(hidden)
+            if match is not None and names.matches(match[1]):
+                # It may be gone by now, or another user's, or locked by a writer that lives.
+                with suppress(OSError), open(f"{self.path}/{hidden}", "r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(f"{self.path}/{hidden}")
+
+    def create(self, name: str) -> GrowingShard:
+        """Start a shard; a missing local folder is created."""
+        if self.path is not None:
+            missing = os.path.abspath(self.path)
+            while not os.path.isdir(missing):
+                self._created.append(missing)
+                missing = os.path.dirname(missing)
+            os.makedirs(self.path, exist_ok=True)
+        return GrowingShard(name, self.path, durable=self._durable)
+
+    def close(self) -> None:
+        """Remove the created folders that are empty. Idempotent."""
+        created, self._created = self._created, []
+        with suppress(OSError):  # not empty
+            for folder in created:
+                os.rmdir(folder)
+
+
+class GrowingShard:
+    """An open file, and the table of its content. Not thread-safe.
+
+    In a local folder it is `.<name>.<random>.partial` until `publish()`, locked while the writer lives. For a bucket it
+    is an unnamed temporary file (a hidden one on systems that cannot reopen it).
+
+    Attributes:
+        bytes: the size of the shard if it ended here.
+        keys: the keys of the samples so far, in order.
+    """
+
+    def __init__(self, name: str, folder: str | None, *, durable: bool) -> None:
+        """Create the file in a local folder, or a temporary one. Raises OSError.
+
+        Without `durable`, a shard may be short or empty if the machine crashes within half a minute.
+        """
+        self.name = name
+        self.bytes = len(END_OF_ARCHIVE)
+        self.keys: dict[str, None] = {}
+        self._durable = durable
+        self._hidden: str | None = None
+        self._file: Any  # a BufferedWriter, or its wrapper that deletes the file
+        if folder is None:
+            temporary = tempfile.TemporaryFile if os.path.isdir("/proc/self/fd") else tempfile.NamedTemporaryFile
+            self._file = temporary("wb", _BUFFER_BYTES, prefix=".streamload-")
+        else:
+            self._hidden = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.partial")
+            descriptor = os.open(self._hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            with suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file = BufferedWriter(FileIO(descriptor, "wb"), _BUFFER_BYTES)
+        self._fields: dict[str, int] = {}
+        self._members = array("q")  # offset, size, field and CRC-32 of each
+        self._sample_start = array("q", [0])
+        self._labels: list[int | None] = []
+
+    def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
+        """Append a sample. Raises ValueError for too many distinct fields, before any change, and OSError."""
+        if len(self._fields) + len({field for field, _, _ in members} - self._fields.keys()) > _MAX_FIELDS:
+            raise ValueError(f"with sample {key!r} this shard would have more than {_MAX_FIELDS} distinct fields")
+        position = self.bytes - len(END_OF_ARCHIVE)
+        for field, header, payload in members:
+            self._file.writelines((header, payload, padding(len(payload))))
+            number = self._fields.setdefault(field, len(self._fields))
+            self._members.extend((position + len(header), len(payload), number, zlib.crc32(payload)))
+            position += member_bytes(header, len(payload))
+        self.bytes = position + len(END_OF_ARCHIVE)
+        self.keys[key] = None
+        self._sample_start.append(len(self._members) // 4)
+        self._labels.append(label)
+
+    def publish(self, storage: Storage, url: str, *, replace: bool) -> ShardTable:
+        """Complete the shard under its url, wholly or not at all; return its table.
+
+        Raises StorageError and OSError; in a local folder FileExistsError, unless `replace`.
+        """
+        self._file.write(END_OF_ARCHIVE)
+        self._file.flush()
+        if self._hidden is None:
+            name = self._file.name
+            storage.write(url, name if isinstance(name, str) else f"/proc/self/fd/{name}")
+        else:
+            self._rename(self._hidden, replace=replace)
+        self.discard()
+        offsets, sizes, fields, crc32 = np.array(self._members, np.int64).reshape(-1, 4).T
+        keys = [key.encode("utf-8") for key in self.keys]
+        labels = [label for label in self._labels if label is not None]
+        return ShardTable(
+            shard_bytes=self.bytes,
+            fields=tuple(self._fields),
+            member_offset=offsets.copy(),
+            member_size=sizes.copy(),
+            member_field=fields.astype(np.uint16),
+            sample_start=np.array(self._sample_start, np.int64),
+            key_bytes=np.frombuffer(b"".join(keys), np.uint8),
+            key_start=np.array(list(accumulate(map(len, keys), initial=0)), np.int64),
+            member_crc32=crc32.astype(np.uint32),
+            labels=np.array(labels, np.int64) if len(labels) == len(self._labels) else None,
+        )
+
+    def _rename(self, hidden: str, *, replace: bool) -> None:
+        folder, path = os.path.dirname(hidden), os.path.join(os.path.dirname(hidden), self.name)
+        if self._durable:
+            os.fsync(self._file.fileno())
+        self._file.close()
+        with locked_folder(folder):  # a hard link would check and name in one step, but exFAT, SMB and FUSE have none
+            if not replace and os.path.lexists(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            os.replace(hidden, path)
+        if self._durable:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def discard(self) -> None:
+        """Close and remove the file without writing what is buffered. Idempotent."""
+        self._file.raw.close()
+        self._file.close()
+        if self._hidden is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(self._hidden)
+
+
+def encode_field(field: str, value: object) -> bytes:
+    """Return the bytes to store for one field of a sample, encoded by the last extension of its name.
+
+    Every extension takes bytes-like objects. Beside these, text (`txt`, `json`, `csv`, ...) takes `str` (for `json`,
+    finished JSON), `cls`, `cls2`, `count`, `index`, `id`, `inx` and `txt` take `int`, `json` and `jsn` what JSON knows,
+    `jpg`, `jpeg`, `jpe`, `jfif`, `png`, `apng` and `webp` a uint8 HW or HWC array or a Pillow image, `npy` an array,
+    `npz` and `safetensors` a mapping of arrays, `pt` and `pth` a torch tensor or plain containers of tensors and plain
+    values, `msgpack`, `msg`, `mp` and `cbor` plain data, and `x.gz` what `x` takes. By default the loader returns the
+    same kind of value, except that integers in `txt` become text.
+
+    Raises:
+        TypeError: the extension does not hold such a value; the message names field, type and what is accepted.
+        ValueError: the type is right and the value is not (NaN in JSON, an RGBA image for `jpg`).
+        ImportError: the extension needs a package that is not installed.
+    """
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    inner, _, extension = field.rpartition(".")
+    if extension == "gz" and inner:
+        return gzip.compress(encode_field(inner, value), mtime=0)
+    encode, accepted = _ENCODERS.get(extension, (None, _UNKNOWN))
+    try:
+        if encode is None:
+            raise TypeError
+        return encode(value)
+    except TypeError as exc:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        detail = f": {exc}" if str(exc) else ""
+        message = f"field {field!r} got a value of type {kind}, but .{extension} takes {accepted}{detail}"
+        raise TypeError(message) from None
+    except ImportError as exc:
+        raise ImportError(
+            f"field {field!r} needs a package that is not installed ({exc}); pip install 'streamload[codecs]'"
+        ) from exc
+    except ValueError as exc:
+        raise ValueError(f"field {field!r} cannot be stored as .{extension}: {exc}") from exc
+
+
+def _text(value: object) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError
+    return value.encode("utf-8")
+
+
+def _txt(value: object) -> bytes:
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return b"%d" % int(value)
+    return _text(value)
+
+
+def _integer(value: Any) -> bytes:
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        number = int(value) if isinstance(value, str) else operator.index(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{value!r:.40} is not one") from None
+    if not -_INT64_LIMIT <= number < _INT64_LIMIT:
+        raise ValueError(f"{number} has more than 64 bits, and could not be read back; store it as txt")
+    return value.encode("utf-8") if isinstance(value, str) else b"%d" % number
+
+
+def _json(value: object) -> bytes:
+    if not isinstance(value, str):
+        value = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return value.encode("utf-8")
+
+
+def _image(form: str, value: object) -> bytes:
+    from PIL import Image
+
+    if isinstance(value, np.ndarray):
+        channels = value.shape[2] if value.ndim == 3 else 1
+        if value.dtype != np.uint8 or value.ndim not in (2, 3) or channels not in (1, 3, 4) or value.size == 0:
+            raise TypeError(f"this array is {value.dtype} of shape {value.shape}")
+        image = Image.fromarray(value[..., 0] if value.ndim == 3 and channels == 1 else value)
+        if form == "WEBP" and channels == 1:
+            image = image.convert("RGB")
+    elif isinstance(value, Image.Image):
+        image = value
+    else:
+        raise TypeError
+    if image.mode not in _PILLOW_MODES[form]:
+        raise ValueError(f"it cannot hold a {image.mode} image; convert it first, for example with .convert('RGB')")
+    buffer = io.BytesIO()
+    image.save(buffer, form, **({} if form == "PNG" else {"quality": _JPEG_QUALITY}))
+    return buffer.getvalue()
+
+
+def _npy(value: object) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, _array(value), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _npz(value: object) -> bytes:
+    # np.savez takes names as keyword arguments, so an array cannot be called "file".
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, array in _arrays(value).items():
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), _npy(array))  # a ZipInfo without a time
+    return buffer.getvalue()
+
+
+def _arrays(value: object) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise TypeError
+    return {name: _array(array) for name, array in value.items()}
+
+
+def _array(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    if _is_tensor(value):
+        value = value.detach().cpu().numpy()
+    if not isinstance(value, np.ndarray | np.generic):
+        raise TypeError(f"{type(value).__name__} is not an array")
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise TypeError("objects would have to be pickled")
+    return array
+
+
+def _pt(value: object) -> bytes:
+    if not _is_plain(value):
+        raise TypeError
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _is_plain(value: Any) -> bool:
+    """Return True if `torch.load(weights_only=True)` restores the value."""
+    if type(value) in (dict, list, tuple):
+        return all(map(_is_plain, value)) and (type(value) is not dict or all(map(_is_plain, value.values())))
+    return value is None or type(value) in (bool, int, float, complex, str, bytes) or _is_tensor(value)
+
+
+def _is_tensor(value: object) -> bool:
+    torch = sys.modules.get("torch")  # a program that has a tensor has imported torch; others should not pay for it
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _safetensors(value: object) -> bytes:
+    if isinstance(value, Mapping) and value and all(map(_is_tensor, value.values())):
+        from safetensors.torch import save as save_tensors
+
+        return bytes(save_tensors(dict(value)))
+    from safetensors.numpy import save as save_arrays
+
+    return bytes(save_arrays(_arrays(value)))
+
+
+def _msgpack(value: object) -> bytes:
+    import msgpack
+
+    return bytes(msgpack.packb(value, use_bin_type=True))
+
+
+def _cbor(value: object) -> bytes:
+    import cbor2
+
+    try:
+        return bytes(cbor2.dumps(value))
+    except cbor2.CBOREncodeError as exc:
+        raise TypeError(exc) from None
+
+
+_UNKNOWN = "bytes only: streamload has no encoder for it; encode the value first"
+_ARRAYS = "a mapping of names to NumPy arrays of numbers, bools or fixed-width strings"
+_PLAIN = "dicts, lists, strings, bytes, numbers, bools and None"
+_PIXELS = (
+    "the bytes of an image file, a uint8 array of shape (height, width[, 1, 3 or 4]) or a Pillow image; leave the "
+    "field out of samples without an image"
+)
+
+_BY_KIND: dict[Kind, tuple[Callable[[Any], bytes] | None, str]] = {
+    Kind.TEXT: (_text, "a str or bytes"),
+    Kind.INTEGER: (_integer, "an int of up to 64 bits, or bytes or a str that hold one in decimal digits"),
+    Kind.JSON: (_json, "finished JSON as a str, or dicts, lists, numbers, bools and None"),
+    Kind.ARRAY: (_npy, "NumPy arrays of numbers, bools or fixed-width strings"),
+    Kind.ARRAYS: (_npz, _ARRAYS),
+    Kind.TORCH: (_pt, "a torch tensor, or dicts, lists and tuples of tensors, numbers, strings and None"),
+    Kind.SAFETENSORS: (_safetensors, _ARRAYS),
+    Kind.MSGPACK: (_msgpack, _PLAIN),
+    Kind.CBOR: (_cbor, _PLAIN),
+    Kind.PICKLE: (None, "bytes only: unpickling runs code from the data; use npz, json or msgpack instead"),
+}
+_ENCODERS: dict[str, tuple[Callable[[Any], bytes] | None, str]] = {
+    **{extension: _BY_KIND[kind] for extension, kind in KIND_OF.items() if kind in _BY_KIND},
+    **{name: (partial(_image, form), _PIXELS) for name, form in IMAGE_FORMATS.items() if form in _PILLOW_MODES},
+    "txt": (_txt, "a str, an int or bytes"),
+}
+# The extensions that take other values than bytes.
+ENCODED_EXTENSIONS = frozenset(name for name, (encode, _) in _ENCODERS.items() if encode is not None)
