@@ -51,124 +51,29 @@ from streamload.tar.header_chain import BLOCK_BYTES
 from streamload.tar.scan import LABEL_FIELD, MISSING, ScannedPiece, Scanner, ShardTable, scan_file, starts_of, stretches
 from streamload.text import listed
 
+Columns = dict[str, NDArray[Any]]
+
+COLUMNS_FILE = "columns.npz"
+CLASSES_FILE = "classes.json"
+MOST_CLASSES_BYTES = 256 << 20
+KEY, KEY_HASH, LABEL, SIZE, PRESENT = "key", "key hash", "label", "size.", "has."
+"""Names of columns that follow from tables; a field follows the last two."""
+
 _TO_THE_END = 1 << 62
-
-
-class ReadShard(NamedTuple):
-    """A shard that was read to its end.
-
-    Attributes:
-        bytes: its size.
-        etag: its version, if known.
-        table: its table.
-    """
-
-    bytes: int
-    etag: str | None
-    table: ShardTable
-
-
-def scan_local(storage: Storage, url: str, *, every_byte: bool = False, labels: bool = False) -> ReadShard | None:
-    """Scan a local uncompressed shard on this thread, with the options of `read_shard`; None for any other shard.
-
-    Only headers and labels are read, unless `every_byte` is set.
-
-    Raises:
-        StorageError: the shard cannot be read.
-        ShardFormatError: the shard is damaged.
-    """
-    if not isinstance(storage, LocalStorage) or compression_of(url) is not None:
-        return None
-    try:
-        descriptor, status = open_regular(url)
-        with open(descriptor, "rb", buffering=0) as file:
-            labels = labels or every_byte
-            table = scan_file(file.fileno(), status.st_size, url, crc32=every_byte, labels=labels)
-    except OSError as exc:
-        raise StorageError(f"the shard cannot be read ({exc.strerror}); check the disk", url=url) from exc
-    return ReadShard(status.st_size, None, table)
-
-
-async def read_shard(
-    storage: Storage,
-    url: str,
-    *,
-    every_byte: bool = False,
-    labels: bool = False,
-    on_bytes: Callable[[int], None] = lambda _: None,
-) -> ReadShard:
-    """Read a shard strictly, holding a few megabytes of it, or the largest sample of a remote or compressed one.
-
-    Args:
-        storage: of the shard.
-        url: of the shard.
-        every_byte: compute the crc32 of each member, and read the labels.
-        labels: read the labels.
-        on_bytes: called with the number of bytes on arrival; an exception stops the reading.
-
-    Raises:
-        StorageError: the shard cannot be read.
-        ShardFormatError: the shard is damaged.
-    """
-    compression = compression_of(url)
-    local = await asyncio.to_thread(scan_local, storage, url, every_byte=every_byte, labels=labels)
-    if local is not None:
-        return local
-    pin = Pin()
-    decompressor = None if compression is None else Decompressor(compression, url)
-    scanner = Scanner(url, every_byte=every_byte or labels)
-
-    def receive(_: int, piece: bytes) -> None:
-        on_bytes(len(piece))
-        for decompressed in (piece,) if decompressor is None else decompressor.feed(piece):
-            scanner.feed(decompressed)
-
-    await download(storage, url, 0, _TO_THE_END, receive, pin=pin)
-    if decompressor is not None and pin.total_bytes != 0:
-        decompressor.finish()
-    return ReadShard(pin.total_bytes or 0, pin.etag, scanner.finish())
-
-
-def differences(url: str, table: ShardTable, known: ShardTable) -> Iterator[StreamloadError]:
-    """Yield the differences between a shard's own table and its index's."""
-    rebuild = "restore the shard, or rebuild the index with `streamload index` if the shard is right"
-    columns = ("member_offset", "member_size", "member_field", "sample_start", "key_bytes", "key_start")
-    same = (np.array_equal(getattr(table, name), getattr(known, name)) for name in columns)
-    if table.fields != known.fields or not all(same):
-        yield DatasetIndexError(f"the index lists other samples than the shard contains; {rebuild}", url=url)
-        return
-    if known.member_crc32 is not None and table.member_crc32 is not None:
-        for member in np.flatnonzero(table.member_crc32 != known.member_crc32).tolist():
-            sample = int(np.searchsorted(table.sample_start, member, side="right")) - 1
-            field = table.fields[int(table.member_field[member])]
-            yield ShardFormatError(
-                f"the bytes of field {field!r} differ from the indexed ones (crc32); {rebuild}",
-                url=url,
-                key=table.key(sample),
-                offset=int(table.member_offset[member]),
-            )
-    if known.labels is not None and not (table.labels is not None and np.array_equal(table.labels, known.labels)):
-        yield DatasetIndexError(f"the index has other labels than the shard; {rebuild}", url=url)
-
-
 _GONE = (
     "the index has no such file any more (if it was written anew while in use, make a new loader, and give every "
     "version of a dataset a folder of its own)"
 )
-
-
-class _Joined(NamedTuple):
-    """A shard's table with the fields of its sidecars.
-
-    Attributes:
-        tables: of the shard and its sidecars.
-        table: the joined one.
-        matched: for each sidecar, the number of each of the shard's samples there, or MISSING.
-    """
-
-    tables: list[ShardTable]
-    table: ShardTable
-    matched: dict[int, NDArray[np.int64]]
+_NOT_OF_FIELDS = (KEY, KEY_HASH, LABEL)
+# Names in conditions that need no metadata columns, besides `size.<field>` and `"<field>"`.
+_BUILT_IN = ("key", "label", "class_name", "fraction")
+_HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
+_SHARDS, _CRC32, _STARTS = "shards", "table_crc32", "starts"
+_OF_SAMPLES = "column:"
+_IN_NO_INDEX = "this shard is in no index"
+_UNREADABLE = (ValueError, KeyError, OSError, EOFError, zlib.error)
+_NEAR = 3
+_SHOWN = 20
 
 
 class Dataset:
@@ -448,6 +353,20 @@ async def _download(storages: Storages, group: TableGroup) -> bytes:
         raise index_error(f"the file of the index is cut ({exc.message})", url, group.start) from exc
 
 
+class _Joined(NamedTuple):
+    """A shard's table with the fields of its sidecars.
+
+    Attributes:
+        tables: of the shard and its sidecars.
+        table: the joined one.
+        matched: for each sidecar, the number of each of the shard's samples there, or MISSING.
+    """
+
+    tables: list[ShardTable]
+    table: ShardTable
+    matched: dict[int, NDArray[np.int64]]
+
+
 def _matched_samples(table: ShardTable, sidecar: ShardTable, url: str) -> NDArray[np.int64]:
     """Return the sample with the same key in a sidecar for each sample of a table, int64[S], or MISSING.
 
@@ -501,21 +420,117 @@ def _joined_table(
     )
 
 
-COLUMNS_FILE = "columns.npz"
-KEY, KEY_HASH, LABEL, SIZE, PRESENT = "key", "key hash", "label", "size.", "has."
-"""Names of columns that follow from tables; a field follows the last two."""
+async def read_shard(
+    storage: Storage,
+    url: str,
+    *,
+    every_byte: bool = False,
+    labels: bool = False,
+    on_bytes: Callable[[int], None] = lambda _: None,
+) -> ReadShard:
+    """Read a shard strictly, holding a few megabytes of it, or the largest sample of a remote or compressed one.
 
-_NOT_OF_FIELDS = (KEY, KEY_HASH, LABEL)
-_HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
-# Names in conditions that need no metadata columns, besides `size.<field>` and `"<field>"`.
-_BUILT_IN = ("key", "label", "class_name", "fraction")
+    Args:
+        storage: of the shard.
+        url: of the shard.
+        every_byte: compute the crc32 of each member, and read the labels.
+        labels: read the labels.
+        on_bytes: called with the number of bytes on arrival; an exception stops the reading.
 
-_SHARDS, _CRC32, _STARTS = "shards", "table_crc32", "starts"
-_OF_SAMPLES = "column:"
-_IN_NO_INDEX = "this shard is in no index"
-_UNREADABLE = (ValueError, KeyError, OSError, EOFError, zlib.error)
+    Raises:
+        StorageError: the shard cannot be read.
+        ShardFormatError: the shard is damaged.
+    """
+    compression = compression_of(url)
+    local = await asyncio.to_thread(scan_local, storage, url, every_byte=every_byte, labels=labels)
+    if local is not None:
+        return local
+    pin = Pin()
+    decompressor = None if compression is None else Decompressor(compression, url)
+    scanner = Scanner(url, every_byte=every_byte or labels)
 
-Columns = dict[str, NDArray[Any]]
+    def receive(_: int, piece: bytes) -> None:
+        on_bytes(len(piece))
+        for decompressed in (piece,) if decompressor is None else decompressor.feed(piece):
+            scanner.feed(decompressed)
+
+    await download(storage, url, 0, _TO_THE_END, receive, pin=pin)
+    if decompressor is not None and pin.total_bytes != 0:
+        decompressor.finish()
+    return ReadShard(pin.total_bytes or 0, pin.etag, scanner.finish())
+
+
+def scan_local(storage: Storage, url: str, *, every_byte: bool = False, labels: bool = False) -> ReadShard | None:
+    """Scan a local uncompressed shard on this thread, with the options of `read_shard`; None for any other shard.
+
+    Only headers and labels are read, unless `every_byte` is set.
+
+    Raises:
+        StorageError: the shard cannot be read.
+        ShardFormatError: the shard is damaged.
+    """
+    if not isinstance(storage, LocalStorage) or compression_of(url) is not None:
+        return None
+    try:
+        descriptor, status = open_regular(url)
+        with open(descriptor, "rb", buffering=0) as file:
+            labels = labels or every_byte
+            table = scan_file(file.fileno(), status.st_size, url, crc32=every_byte, labels=labels)
+    except OSError as exc:
+        raise StorageError(f"the shard cannot be read ({exc.strerror}); check the disk", url=url) from exc
+    return ReadShard(status.st_size, None, table)
+
+
+class ReadShard(NamedTuple):
+    """A shard that was read to its end.
+
+    Attributes:
+        bytes: its size.
+        etag: its version, if known.
+        table: its table.
+    """
+
+    bytes: int
+    etag: str | None
+    table: ShardTable
+
+
+def differences(url: str, table: ShardTable, known: ShardTable) -> Iterator[StreamloadError]:
+    """Yield the differences between a shard's own table and its index's."""
+    rebuild = "restore the shard, or rebuild the index with `streamload index` if the shard is right"
+    columns = ("member_offset", "member_size", "member_field", "sample_start", "key_bytes", "key_start")
+    same = (np.array_equal(getattr(table, name), getattr(known, name)) for name in columns)
+    if table.fields != known.fields or not all(same):
+        yield DatasetIndexError(f"the index lists other samples than the shard contains; {rebuild}", url=url)
+        return
+    if known.member_crc32 is not None and table.member_crc32 is not None:
+        for member in np.flatnonzero(table.member_crc32 != known.member_crc32).tolist():
+            sample = int(np.searchsorted(table.sample_start, member, side="right")) - 1
+            field = table.fields[int(table.member_field[member])]
+            yield ShardFormatError(
+                f"the bytes of field {field!r} differ from the indexed ones (crc32); {rebuild}",
+                url=url,
+                key=table.key(sample),
+                offset=int(table.member_offset[member]),
+            )
+    if known.labels is not None and not (table.labels is not None and np.array_equal(table.labels, known.labels)):
+        yield DatasetIndexError(f"the index has other labels than the shard; {rebuild}", url=url)
+
+
+def read_labels(listing: Listing, storages: Storages) -> Labels:
+    """Read the labels of all samples from the index. Blocks.
+
+    Raises:
+        DatasetIndexError: a shard's index is missing, damaged, without labels, or of other shards.
+        StorageError: an index cannot be read.
+    """
+    for shard in listing.shards:
+        if shard.index_folder is None:
+            raise _no_labels(_IN_NO_INDEX, shard.url)
+
+    labels = read_columns(listing, storages, [LABEL])[0][LABEL]
+    values, number = np.unique(labels, return_inverse=True)
+    return Labels(tuple(values.tolist()), number.astype(np.min_scalar_type(max(0, len(values) - 1))))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -545,30 +560,6 @@ class Labels:
         dtype = np.min_scalar_type(max(0, len(occurring) - 1))
         values = tuple(self.values[number] for number in occurring.tolist())
         return Labels(values, np.searchsorted(occurring, np.arange(len(self.values))).astype(dtype)[numbers])
-
-
-def read_labels(listing: Listing, storages: Storages) -> Labels:
-    """Read the labels of all samples from the index. Blocks.
-
-    Raises:
-        DatasetIndexError: a shard's index is missing, damaged, without labels, or of other shards.
-        StorageError: an index cannot be read.
-    """
-    for shard in listing.shards:
-        if shard.index_folder is None:
-            raise _no_labels(_IN_NO_INDEX, shard.url)
-
-    labels = read_columns(listing, storages, [LABEL])[0][LABEL]
-    values, number = np.unique(labels, return_inverse=True)
-    return Labels(tuple(values.tolist()), number.astype(np.min_scalar_type(max(0, len(values) - 1))))
-
-
-def _no_labels(why: str, url: str) -> DatasetIndexError:
-    return DatasetIndexError(
-        f"this needs the labels that an index holds, and {why}; write the class of each sample as a field "
-        "cls, make the index with `streamload index` (or pack with shardify), or give weights= as one number a sample",
-        url=url,
-    )
 
 
 def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> tuple[Columns, NDArray[np.int64]]:
@@ -643,6 +634,14 @@ def _values(table: ShardTable, name: str, url: str) -> NDArray[Any]:
     return sizes
 
 
+def _no_labels(why: str, url: str) -> DatasetIndexError:
+    return DatasetIndexError(
+        f"this needs the labels that an index holds, and {why}; write the class of each sample as a field "
+        "cls, make the index with `streamload index` (or pack with shardify), or give weights= as one number a sample",
+        url=url,
+    )
+
+
 def _key_hashes(table: ShardTable) -> NDArray[np.uint64]:
     """Hash each key: the polynomial of its bytes at an odd number, modulo 2**64."""
     lengths = np.diff(table.key_start)
@@ -652,50 +651,6 @@ def _key_hashes(table: ShardTable) -> NDArray[np.uint64]:
     powers = np.cumprod(np.full(int(lengths.max()) + 1, _HASH_BASE))
     terms = np.append((table.key_bytes.astype(np.uint64) + np.uint64(1)) * powers[within], np.uint64(0))
     return np.add.reduceat(terms, table.key_start[:-1]) * (lengths > 0)
-
-
-# -- the file with columns of metadata -----------------------------------------------------------------------------
-
-
-def update_columns(storage: Storage, index: DatasetIndex, columns: Mapping[str, NDArray[Any]]) -> None:
-    """Add or replace columns of all samples of an index in its file of columns, an archive of NumPy arrays.
-
-    Columns in a file that is damaged or of other shards are dropped.
-
-    Raises:
-        StorageError: the file cannot be read or written.
-    """
-    url, names = f"{index.folder}/{COLUMNS_FILE}", [entry.name for entry in index.shards]
-    with locked_folder(os.path.dirname(index.folder)):
-        try:
-            kept, rows = _columns_in(read_if_there(storage, url, MOST_INDEX_BYTES), index)
-        except _UNREADABLE:
-            kept, rows = {}, {}
-        arrays: dict[str, Any] = {
-            _SHARDS: np.array(names, dtype=np.str_),
-            _CRC32: np.array([entry.table_crc32 for entry in index.shards], np.uint32),
-            _STARTS: starts_of([entry.samples for entry in index.shards]),
-        }
-        columns = {**(kept if [*rows] == names else {}), **columns}
-        file = io.BytesIO()
-        arrays |= {f"{_OF_SAMPLES}{name}": values for name, values in columns.items()}
-        np.savez(file, **arrays)
-        storage.write(url, file.getvalue())
-
-
-def _columns_in(content: bytes | None, index: DatasetIndex) -> tuple[Columns, dict[str, slice]]:
-    """Return the columns in a file, and the rows of each shard whose table has not changed since."""
-    if not content:
-        return {}, {}
-    with np.load(io.BytesIO(content), allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
-    shards, starts, crc32s = (arrays.pop(name).tolist() for name in (_SHARDS, _STARTS, _CRC32))
-    rows = {}
-    for name, start, end, crc32 in zip(shards, starts[:-1], starts[1:], crc32s, strict=True):
-        entry = index.find(name)
-        if entry is not None and (entry.table_crc32, entry.samples) == (crc32, end - start):
-            rows[name] = slice(start, end)
-    return {name.removeprefix(_OF_SAMPLES): values for name, values in arrays.items()}, rows
 
 
 def _stored(listing: Listing, storages: Storages, names: Sequence[str]) -> Columns:
@@ -728,6 +683,21 @@ def _read_columns(index: DatasetIndex, storages: Storages) -> tuple[tuple[str, .
         ) from exc
 
 
+def _columns_in(content: bytes | None, index: DatasetIndex) -> tuple[Columns, dict[str, slice]]:
+    """Return the columns in a file, and the rows of each shard whose table has not changed since."""
+    if not content:
+        return {}, {}
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    shards, starts, crc32s = (arrays.pop(name).tolist() for name in (_SHARDS, _STARTS, _CRC32))
+    rows = {}
+    for name, start, end, crc32 in zip(shards, starts[:-1], starts[1:], crc32s, strict=True):
+        entry = index.find(name)
+        if entry is not None and (entry.table_crc32, entry.samples) == (crc32, end - start):
+            rows[name] = slice(start, end)
+    return {name.removeprefix(_OF_SAMPLES): values for name, values in arrays.items()}, rows
+
+
 def _no_column(name: str, fields: Sequence[str] | None, columns: Sequence[str]) -> str:
     sizes = [f"{SIZE}{field}" for field in fields or ()]
     if name == LABEL_FIELD:
@@ -743,11 +713,30 @@ def _no_column(name: str, fields: Sequence[str] | None, columns: Sequence[str]) 
     )
 
 
-CLASSES_FILE = "classes.json"
-MOST_CLASSES_BYTES = 256 << 20
+def update_columns(storage: Storage, index: DatasetIndex, columns: Mapping[str, NDArray[Any]]) -> None:
+    """Add or replace columns of all samples of an index in its file of columns, an archive of NumPy arrays.
 
-_NEAR = 3
-_SHOWN = 20
+    Columns in a file that is damaged or of other shards are dropped.
+
+    Raises:
+        StorageError: the file cannot be read or written.
+    """
+    url, names = f"{index.folder}/{COLUMNS_FILE}", [entry.name for entry in index.shards]
+    with locked_folder(os.path.dirname(index.folder)):
+        try:
+            kept, rows = _columns_in(read_if_there(storage, url, MOST_INDEX_BYTES), index)
+        except _UNREADABLE:
+            kept, rows = {}, {}
+        arrays: dict[str, Any] = {
+            _SHARDS: np.array(names, dtype=np.str_),
+            _CRC32: np.array([entry.table_crc32 for entry in index.shards], np.uint32),
+            _STARTS: starts_of([entry.samples for entry in index.shards]),
+        }
+        columns = {**(kept if [*rows] == names else {}), **columns}
+        file = io.BytesIO()
+        arrays |= {f"{_OF_SAMPLES}{name}": values for name, values in columns.items()}
+        np.savez(file, **arrays)
+        storage.write(url, file.getvalue())
 
 
 def read_class_names(folders: Sequence[str], storages: Storages) -> tuple[str, ...] | None:

@@ -33,107 +33,9 @@ from streamload.storage.storages import Storages, Urls, expand_urls
 from streamload.tar.decompression import without_compression
 from streamload.text import counted
 
-_SHARD = re.compile(r"\.(?:tar|tar\.(?:gz|bz2|xz|zst|zstd)|tgz|tbz2?|txz|tzst)\Z", re.IGNORECASE)
-_UNKNOWN_COMPRESSION = re.compile(r"\.(?:tar\.(?:z|lz|lz4|lzo|lzma|lrz|br|sz|7z|zip|rar)|taz|tlz)\Z", re.IGNORECASE)
-
-
-def folder_and_name(url: str) -> tuple[str, str]:
-    """Split a shard's url into its folder and its name in an index."""
-    web = ("%" in url or "?" in url) and protocol_of(url) in WEB
-    folder, _, name = (url.split("?", 1)[0] if web else url).rpartition("/")
-    return folder or "/", unquote(name) if web else name
-
-
-def shard_name(url: str) -> str:
-    """Return a shard's name in an index."""
-    return folder_and_name(url)[1]
-
-
-def is_shard_name(name: str) -> bool:
-    """Return True for names of tar archives, compressed or not."""
-    return name.endswith(".tar") or _SHARD.search(name) is not None
-
-
-def refuse_unknown_compression(url: str) -> None:
-    """Raise ValueError for an unsupported compression."""
-    if not url.endswith(".tar") and _UNKNOWN_COMPRESSION.search(url):
-        raise ValueError(
-            f"urls names {without_secrets(url)!r}, but shards compressed this way are not supported; decompress them, "
-            "or use gz, zst, xz or bz2"
-        )
-
-
-# The only places at which `normpath` changes an absolute path.
-_UNTIDY = re.compile(r"//|/\.|/\Z")
-
-
-def refuse_repetitions(urls: Sequence[str]) -> None:
-    """Raise ValueError if a shard is named twice."""
-    paths = [os.path.normpath(url) if url.startswith("/") and _UNTIDY.search(url) else url for url in urls]
-    if len(set(paths)) == len(paths):
-        return
-    path = next(path for path, number in Counter(paths).items() if number > 1)
-    raise ValueError(
-        f"urls names the shard {without_secrets(path)!r} twice, which would give each of its samples twice; "
-        "remove one of them (to see samples more often, iterate more often)"
-    )
-
-
-_NUMBER = re.compile(r"%0?(\d*)d")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-
-
-@dataclass(frozen=True, slots=True)
-class ShardNaming:
-    """A form such as `shard-%06d.tar`, with at least `digits` digits; None stands for any text, as in `*.tar`."""
-
-    before: str
-    digits: int | None
-    after: str
-
-    def name(self, number: int) -> str:
-        """Return a shard's name by its number."""
-        return f"{self.before}{number:0{self.digits}d}{self.after}"
-
-    def matches(self, name: str) -> bool:
-        """Return True if a name has this form."""
-        number = name[len(self.before) : len(name) - len(self.after)]
-        if name != f"{self.before}{number}{self.after}":
-            return False
-        if self.digits is None:
-            return not name.startswith(".")
-        return len(number) >= max(1, self.digits) and number.isascii() and number.isdigit()
-
-
-def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tuple[str, ShardNaming]:
-    """Return a writer's folder and names: from a path with one `%06d` and `.tar`, or from a folder and a prefix.
-
-    Raises:
-        TypeError, ValueError: the pattern is hidden or does not have exactly one number, or the prefix is not a visible
-            name.
-    """
-    path = os.fspath(pattern_or_folder) if isinstance(pattern_or_folder, str | os.PathLike) else None
-    if not isinstance(path, str) or not path:
-        raise TypeError(f"pattern_or_folder must be a non-empty string or path, not {pattern_or_folder!r}")
-    folder, name = os.path.split(path)
-    if not name.endswith(".tar"):
-        if not prefix or prefix.startswith(".") or "/" in prefix or _CONTROL.search(prefix):
-            raise ValueError(f"prefix must be a visible file name without '/', not {prefix!r}")
-        return path, ShardNaming(f"{prefix}-", 6, ".tar")
-    numbers = list(_NUMBER.finditer(name))
-    if len(numbers) != 1 or name.startswith("."):
-        raise ValueError(
-            f"pattern_or_folder is {path!r}; a pattern needs exactly one %06d for the shard's number, "
-            "as in 'out/train-%06d.tar', and must not be hidden"
-        )
-    number = numbers[0]
-    return folder or ".", ShardNaming(name[: number.start()], int(number[1] or 0), name[number.end() :])
-
-
-SHARDIFY, SHARD_WRITER = "shardify", "ShardWriter"
-
 PACKING_FOLDER = ".streamload-packing"
 """Folder in a destination for the records of an unfinished packing run."""
+SHARDIFY, SHARD_WRITER = "shardify", "ShardWriter"
 
 _FILE = ".streamload-unfinished.json"
 _MOST_MARK_BYTES = 1 << 20
@@ -144,151 +46,16 @@ _ADVICE = {
     SHARD_WRITER: "a ShardWriter was interrupted, or is still at work; write them again with overwrite=True, or remove "
     "the folder",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class UnfinishedSet:
-    """An incomplete set of shards: their names, and `SHARDIFY` or `SHARD_WRITER`."""
-
-    shards: ShardNaming
-    writer: str
-
-
-def read_mark(storage: Storage, folder: str) -> Sequence[UnfinishedSet]:
-    """Return the unfinished sets in a folder or url.
-
-    Raises:
-        DatasetIndexError: the mark is damaged.
-        StorageError: the storage cannot be read.
-    """
-    url = f"{folder.rstrip('/')}/{_FILE}"
-    content = read_if_there(storage, url, _MOST_MARK_BYTES)
-    if content is None:
-        return ()
-    try:
-        return [UnfinishedSet(ShardNaming(**entry["shards"]), str(entry["writer"])) for entry in json.loads(content)]
-    except (ValueError, TypeError, LookupError, RecursionError) as exc:
-        raise DatasetIndexError(
-            "this mark of an interrupted writer is damaged; write the shards again, or remove it if they are complete",
-            url=url,
-        ) from exc
-
-
-def write_mark(storage: Storage, folder: str, shards: ShardNaming, writer: str | None) -> None:
-    """Mark a set as incomplete before `writer` changes it, or as complete if `writer` is None. Idempotent.
-
-    Raises:
-        StorageError: the mark cannot be read or written.
-        DatasetIndexError: an existing mark is damaged.
-    """
-    with locked_folder(folder):
-        before, url = read_mark(storage, folder), f"{folder.rstrip('/')}/{_FILE}"
-        sets = [each for each in before if each.shards != shards]
-        if writer is not None:
-            sets.append(UnfinishedSet(shards, writer))
-        if sets:
-            storage.write(url, json.dumps([asdict(each) for each in sets]).encode("ascii"))
-        elif before:
-            storage.delete(url)
-
-
-def unfinished_error(unfinished: UnfinishedSet, folder: str) -> DatasetIndexError:
-    """Return the error for reading an unfinished set."""
-    advice = _ADVICE.get(unfinished.writer, "its writer was interrupted, or is still at work; write them again")
-    return DatasetIndexError(
-        f"the shards in this folder are not complete: {advice}. (To read what is there all the same, remove "
-        f"{_FILE} from it)",
-        url=folder,
-    )
-
-
-_log = logging.getLogger("streamload")
-
 # Maximum number of subfolders to inspect: in a bucket each costs a request, and an ImageFolder may have thousands.
 _MOST_LOOKED_INTO = 16
+_SHARD = re.compile(r"\.(?:tar|tar\.(?:gz|bz2|xz|zst|zstd)|tgz|tbz2?|txz|tzst)\Z", re.IGNORECASE)
+_UNKNOWN_COMPRESSION = re.compile(r"\.(?:tar\.(?:z|lz|lz4|lzo|lzma|lrz|br|sz|7z|zip|rar)|taz|tlz)\Z", re.IGNORECASE)
+# The only places at which `normpath` changes an absolute path.
+_UNTIDY = re.compile(r"//|/\.|/\Z")
+_NUMBER = re.compile(r"%0?(\d*)d")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
-
-class Shard(NamedTuple):
-    """One shard of a dataset; a tuple, because there may be hundreds of thousands.
-
-    Attributes:
-        url: an absolute path if local.
-        name: the name in an index.
-        bytes: the size; `UNKNOWN_BYTES` if unknown until it is read.
-        mtime_ns: nanoseconds since the epoch; 0 if unknown.
-        folder: the url without its last component.
-        etag: the version in the storage, if known.
-        index_folder: the folder of its index, or None.
-    """
-
-    url: str
-    name: str
-    bytes: int
-    mtime_ns: int
-    folder: str
-    etag: str | None = None
-    index_folder: str | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Listing:
-    """The shards of a dataset, in order.
-
-    Attributes:
-        shards: at least one shard, each once.
-        counts: samples in each shard; None unless every shard is in an index.
-        fields: the fields in all indexes, in the order of first appearance.
-        sidecars: indexed shards with more fields of the same keys, numbered after `shards`.
-        owners: the shard of each sidecar.
-        sidecar_fields: the fields of all sidecars.
-        indexes: the indexes, by their own folders.
-    """
-
-    shards: tuple[Shard, ...]
-    counts: tuple[int, ...] | None
-    fields: tuple[str, ...]
-    sidecars: tuple[Shard, ...] = ()
-    owners: tuple[int, ...] = ()
-    sidecar_fields: tuple[str, ...] = ()
-    indexes: Mapping[str, DatasetIndex] = field(default_factory=dict)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # By columns: four times as fast as pickling each shard.
-        columns = [tuple(zip(*shards, strict=True)) for shards in (self.shards, self.sidecars)]
-        return _from_columns, (columns, self.counts, self.fields, self.owners, self.sidecar_fields, self.indexes)
-
-    @property
-    def numbered(self) -> tuple[Shard, ...]:
-        """Return all shards and sidecars."""
-        return self.shards + self.sidecars
-
-    @property
-    def folders(self) -> list[str]:
-        """Return the folders of all shards and their indexes."""
-        numbered = self.numbered
-        indexes = [shard.index_folder for shard in numbered if shard.index_folder is not None]
-        return list(dict.fromkeys([*(shard.folder for shard in numbered), *indexes]))
-
-    def shard(self, number: int) -> Shard:
-        """Return a shard or sidecar."""
-        count = len(self.shards)
-        return self.shards[number] if number < count else self.sidecars[number - count]
-
-    def pin(self, number: int) -> Pin:
-        """Return the version of a shard that its storage must deliver."""
-        shard = self.shard(number)
-        total_bytes = None if shard.bytes == UNKNOWN_BYTES else shard.bytes
-        return Pin(total_bytes, shard.etag, indexed=shard.index_folder is not None)
-
-    def owner(self, number: int) -> int:
-        """Return the shard of a sidecar, or the shard itself."""
-        count = len(self.shards)
-        return number if number < count else self.owners[number - count]
-
-
-def _from_columns(columns: Sequence[Any], counts: Any, fields: Any, *rest: Any) -> Listing:
-    shards, sidecars = (tuple(map(Shard._make, zip(*each, strict=True))) for each in columns)
-    return Listing(shards, counts, fields, sidecars, *rest)
+_log = logging.getLogger("streamload")
 
 
 def list_shards(
@@ -427,13 +194,87 @@ def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
     return shards
 
 
-def shard_infos(urls: Sequence[str], storages: Storages) -> dict[str, ShardInfo]:
-    """Look up shards with concurrent requests. Blocks. Raises the first StorageError in the order of `urls`."""
-    with ThreadPoolExecutor(SMALL_REQUESTS, "streamload-look") as threads:
-        try:
-            return dict(zip(urls, threads.map(lambda url: storages.for_url(url).info(url), urls), strict=True))
-        finally:
-            threads.shutdown(cancel_futures=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Listing:
+    """The shards of a dataset, in order.
+
+    Attributes:
+        shards: at least one shard, each once.
+        counts: samples in each shard; None unless every shard is in an index.
+        fields: the fields in all indexes, in the order of first appearance.
+        sidecars: indexed shards with more fields of the same keys, numbered after `shards`.
+        owners: the shard of each sidecar.
+        sidecar_fields: the fields of all sidecars.
+        indexes: the indexes, by their own folders.
+    """
+
+    shards: tuple[Shard, ...]
+    counts: tuple[int, ...] | None
+    fields: tuple[str, ...]
+    sidecars: tuple[Shard, ...] = ()
+    owners: tuple[int, ...] = ()
+    sidecar_fields: tuple[str, ...] = ()
+    indexes: Mapping[str, DatasetIndex] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By columns: four times as fast as pickling each shard.
+        columns = [tuple(zip(*shards, strict=True)) for shards in (self.shards, self.sidecars)]
+        return _from_columns, (columns, self.counts, self.fields, self.owners, self.sidecar_fields, self.indexes)
+
+    @property
+    def numbered(self) -> tuple[Shard, ...]:
+        """Return all shards and sidecars."""
+        return self.shards + self.sidecars
+
+    @property
+    def folders(self) -> list[str]:
+        """Return the folders of all shards and their indexes."""
+        numbered = self.numbered
+        indexes = [shard.index_folder for shard in numbered if shard.index_folder is not None]
+        return list(dict.fromkeys([*(shard.folder for shard in numbered), *indexes]))
+
+    def shard(self, number: int) -> Shard:
+        """Return a shard or sidecar."""
+        count = len(self.shards)
+        return self.shards[number] if number < count else self.sidecars[number - count]
+
+    def pin(self, number: int) -> Pin:
+        """Return the version of a shard that its storage must deliver."""
+        shard = self.shard(number)
+        total_bytes = None if shard.bytes == UNKNOWN_BYTES else shard.bytes
+        return Pin(total_bytes, shard.etag, indexed=shard.index_folder is not None)
+
+    def owner(self, number: int) -> int:
+        """Return the shard of a sidecar, or the shard itself."""
+        count = len(self.shards)
+        return number if number < count else self.owners[number - count]
+
+
+def _from_columns(columns: Sequence[Any], counts: Any, fields: Any, *rest: Any) -> Listing:
+    shards, sidecars = (tuple(map(Shard._make, zip(*each, strict=True))) for each in columns)
+    return Listing(shards, counts, fields, sidecars, *rest)
+
+
+class Shard(NamedTuple):
+    """One shard of a dataset; a tuple, because there may be hundreds of thousands.
+
+    Attributes:
+        url: an absolute path if local.
+        name: the name in an index.
+        bytes: the size; `UNKNOWN_BYTES` if unknown until it is read.
+        mtime_ns: nanoseconds since the epoch; 0 if unknown.
+        folder: the url without its last component.
+        etag: the version in the storage, if known.
+        index_folder: the folder of its index, or None.
+    """
+
+    url: str
+    name: str
+    bytes: int
+    mtime_ns: int
+    folder: str
+    etag: str | None = None
+    index_folder: str | None = None
 
 
 class ShardFinder:
@@ -641,6 +482,15 @@ class ShardFinder:
         return infos | shard_infos(alone, self._storages)
 
 
+def shard_infos(urls: Sequence[str], storages: Storages) -> dict[str, ShardInfo]:
+    """Look up shards with concurrent requests. Blocks. Raises the first StorageError in the order of `urls`."""
+    with ThreadPoolExecutor(SMALL_REQUESTS, "streamload-look") as threads:
+        try:
+            return dict(zip(urls, threads.map(lambda url: storages.for_url(url).info(url), urls), strict=True))
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+
 def shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:
     """List the shards in a folder. Raises ValueError for an unsupported compression."""
     shards = []
@@ -664,3 +514,144 @@ def folder_advice(storage: Storage, folder: str) -> str:
         return "check the path"
     copy = shown if protocol_of(folder) == "file" else "LOCAL_COPY"
     return f"if it is an ImageFolder (one folder a class), pack it first: shardify {copy} DESTINATION"
+
+
+def write_mark(storage: Storage, folder: str, shards: ShardNaming, writer: str | None) -> None:
+    """Mark a set as incomplete before `writer` changes it, or as complete if `writer` is None. Idempotent.
+
+    Raises:
+        StorageError: the mark cannot be read or written.
+        DatasetIndexError: an existing mark is damaged.
+    """
+    with locked_folder(folder):
+        before, url = read_mark(storage, folder), f"{folder.rstrip('/')}/{_FILE}"
+        sets = [each for each in before if each.shards != shards]
+        if writer is not None:
+            sets.append(UnfinishedSet(shards, writer))
+        if sets:
+            storage.write(url, json.dumps([asdict(each) for each in sets]).encode("ascii"))
+        elif before:
+            storage.delete(url)
+
+
+def read_mark(storage: Storage, folder: str) -> Sequence[UnfinishedSet]:
+    """Return the unfinished sets in a folder or url.
+
+    Raises:
+        DatasetIndexError: the mark is damaged.
+        StorageError: the storage cannot be read.
+    """
+    url = f"{folder.rstrip('/')}/{_FILE}"
+    content = read_if_there(storage, url, _MOST_MARK_BYTES)
+    if content is None:
+        return ()
+    try:
+        return [UnfinishedSet(ShardNaming(**entry["shards"]), str(entry["writer"])) for entry in json.loads(content)]
+    except (ValueError, TypeError, LookupError, RecursionError) as exc:
+        raise DatasetIndexError(
+            "this mark of an interrupted writer is damaged; write the shards again, or remove it if they are complete",
+            url=url,
+        ) from exc
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedSet:
+    """An incomplete set of shards: their names, and `SHARDIFY` or `SHARD_WRITER`."""
+
+    shards: ShardNaming
+    writer: str
+
+
+def unfinished_error(unfinished: UnfinishedSet, folder: str) -> DatasetIndexError:
+    """Return the error for reading an unfinished set."""
+    advice = _ADVICE.get(unfinished.writer, "its writer was interrupted, or is still at work; write them again")
+    return DatasetIndexError(
+        f"the shards in this folder are not complete: {advice}. (To read what is there all the same, remove "
+        f"{_FILE} from it)",
+        url=folder,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardNaming:
+    """A form such as `shard-%06d.tar`, with at least `digits` digits; None stands for any text, as in `*.tar`."""
+
+    before: str
+    digits: int | None
+    after: str
+
+    def name(self, number: int) -> str:
+        """Return a shard's name by its number."""
+        return f"{self.before}{number:0{self.digits}d}{self.after}"
+
+    def matches(self, name: str) -> bool:
+        """Return True if a name has this form."""
+        number = name[len(self.before) : len(name) - len(self.after)]
+        if name != f"{self.before}{number}{self.after}":
+            return False
+        if self.digits is None:
+            return not name.startswith(".")
+        return len(number) >= max(1, self.digits) and number.isascii() and number.isdigit()
+
+
+def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tuple[str, ShardNaming]:
+    """Return a writer's folder and names: from a path with one `%06d` and `.tar`, or from a folder and a prefix.
+
+    Raises:
+        TypeError, ValueError: the pattern is hidden or does not have exactly one number, or the prefix is not a visible
+            name.
+    """
+    path = os.fspath(pattern_or_folder) if isinstance(pattern_or_folder, str | os.PathLike) else None
+    if not isinstance(path, str) or not path:
+        raise TypeError(f"pattern_or_folder must be a non-empty string or path, not {pattern_or_folder!r}")
+    folder, name = os.path.split(path)
+    if not name.endswith(".tar"):
+        if not prefix or prefix.startswith(".") or "/" in prefix or _CONTROL.search(prefix):
+            raise ValueError(f"prefix must be a visible file name without '/', not {prefix!r}")
+        return path, ShardNaming(f"{prefix}-", 6, ".tar")
+    numbers = list(_NUMBER.finditer(name))
+    if len(numbers) != 1 or name.startswith("."):
+        raise ValueError(
+            f"pattern_or_folder is {path!r}; a pattern needs exactly one %06d for the shard's number, "
+            "as in 'out/train-%06d.tar', and must not be hidden"
+        )
+    number = numbers[0]
+    return folder or ".", ShardNaming(name[: number.start()], int(number[1] or 0), name[number.end() :])
+
+
+def folder_and_name(url: str) -> tuple[str, str]:
+    """Split a shard's url into its folder and its name in an index."""
+    web = ("%" in url or "?" in url) and protocol_of(url) in WEB
+    folder, _, name = (url.split("?", 1)[0] if web else url).rpartition("/")
+    return folder or "/", unquote(name) if web else name
+
+
+def shard_name(url: str) -> str:
+    """Return a shard's name in an index."""
+    return folder_and_name(url)[1]
+
+
+def is_shard_name(name: str) -> bool:
+    """Return True for names of tar archives, compressed or not."""
+    return name.endswith(".tar") or _SHARD.search(name) is not None
+
+
+def refuse_unknown_compression(url: str) -> None:
+    """Raise ValueError for an unsupported compression."""
+    if not url.endswith(".tar") and _UNKNOWN_COMPRESSION.search(url):
+        raise ValueError(
+            f"urls names {without_secrets(url)!r}, but shards compressed this way are not supported; decompress them, "
+            "or use gz, zst, xz or bz2"
+        )
+
+
+def refuse_repetitions(urls: Sequence[str]) -> None:
+    """Raise ValueError if a shard is named twice."""
+    paths = [os.path.normpath(url) if url.startswith("/") and _UNTIDY.search(url) else url for url in urls]
+    if len(set(paths)) == len(paths):
+        return
+    path = next(path for path, number in Counter(paths).items() if number > 1)
+    raise ValueError(
+        f"urls names the shard {without_secrets(path)!r} twice, which would give each of its samples twice; "
+        "remove one of them (to see samples more often, iterate more often)"
+    )
