@@ -71,7 +71,7 @@ class Interleaving:
         return separate.positions(pairs[0], pairs[1])[places.ravel()]
 
     def finished(self, least: int | None) -> list[int]:
-        """Return each shard once, as soon as no output from number `least` of any lane on needs it; None for all."""
+        """Return shards, each once, that no lane needs for outputs from number `least` on; None returns the rest."""
         sequence = self.sequence
         if not sequence.complete and self._n_lanes > 1:
             return []
@@ -98,7 +98,7 @@ class Interleaving:
         return last[by_end], by_end
 
     def shards_from(self, number: int, lanes: IntArray) -> list[int]:
-        """Return the shards that outputs of some lanes from a number on may need; all counts must be known."""
+        """Return the shards that outputs of `lanes` may need from `number` on; all counts must be known."""
         assert self._bounds is not None, "the lanes have no bounds before all counts are known"
         sequence = self.sequence
         first = self._bounds[lanes] + max(0, number - self._radius)
@@ -114,10 +114,14 @@ class Interleaving:
         return list(dict.fromkeys(sequence.order[runs[by_start]].tolist()))
 
     def unpassed(self, shard: int, least: int, most: int) -> list[tuple[int, int]]:
-        """Return half-open ranges of a shard's samples that cover all those of later outputs.
+        """Return half-open ranges of a shard that cover all its samples among later outputs.
 
-        Runs that have not begun are left out: their parts may be fetched again. Every lane has reached number `least`,
-        and none has passed `most`.
+        Runs that have not begun are left out: their parts may be fetched again.
+
+        Args:
+            shard: its number in the listing.
+            least: the number that every lane has reached.
+            most: the number that no lane has passed.
         """
         sequence = self.sequence
         places = sequence.places_of(shard)

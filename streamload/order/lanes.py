@@ -11,8 +11,8 @@ Let K(n) be the n-th smallest key, n counted from 0.
 - K(n) <= n + w: the n + 1 positions 0 to n have keys of at most n + w.
 
 So a position below n - w, whose key is below n, is emitted before number n; and a position above n + w after it. To
-start at number n, draw the keys from position a = max(0, n - w) on. What is missing, the positions below a, are all
-among the first n outputs, so exactly n - a of the others are emitted before number n: skip that many. The keys depend
+start at number n, draw the keys from position a = max(0, n - w) on. The positions below a, which are not drawn, are all
+among the first n outputs, so exactly n - a of the drawn ones are emitted before number n: skip those. The keys depend
 on positions and draws only, so the rest of the stream is the same wherever it was started.
 
 **Why it is final in blocks.** Once the positions below e are drawn, every later key is at least e, and a later position
@@ -87,7 +87,7 @@ class SlidingShuffle:
     def _seek(self, number: int) -> None:
         self._least = None
         self._drawn_end = max(0, number - self._window)
-        # Valid from `number` on only; see the module's proof.
+        # Outputs below `number` are not those of the whole stream; see the module's docstring.
         self._ready_start = self._drawn_end
         self._ready: NDArray[np.int64] = np.empty(0, np.int64)
         self._waiting: tuple[NDArray[np.float64], NDArray[np.int64]] = np.empty(0, np.float64), np.empty(0, np.int64)
@@ -116,24 +116,24 @@ class SlidingShuffle:
         """Return the positions (in the lane) of some outputs, and release everything up to the last output.
 
         Args:
-            numbers: int64[k], ascending, none below those of earlier calls.
+            numbers: int64[k], ascending within and across calls.
 
         Raises:
-            IndexError: a number was passed, or cannot be finalized yet.
+            IndexError: a number is below those of earlier calls, or cannot be finalized yet.
         """
         positions = np.empty(len(numbers), np.int64)
-        found = 0
+        done = 0
         if len(numbers) and numbers[0] < self._ready_start:
             raise IndexError(f"output {numbers[0]} was passed; the stream is at {self._ready_start}")
-        while found < len(numbers):
-            if numbers[found] - self._window > self._drawn_end:
-                self._seek(int(numbers[found]))
-            found_end = int(np.searchsorted(numbers, self._ready_start + len(self._ready)))
-            positions[found:found_end] = self._ready[numbers[found:found_end] - self._ready_start]
-            found = found_end
-            if found < len(numbers):
+        while done < len(numbers):
+            if numbers[done] - self._window > self._drawn_end:
+                self._seek(int(numbers[done]))
+            ready_end = int(np.searchsorted(numbers, self._ready_start + len(self._ready)))
+            positions[done:ready_end] = self._ready[numbers[done:ready_end] - self._ready_start]
+            done = ready_end
+            if done < len(numbers):
                 if not self._can_finalize_more():
-                    raise IndexError(f"output {numbers[found]} lies beyond the {self._known_end} known samples")
+                    raise IndexError(f"output {numbers[done]} lies beyond the {self._known_end} known samples")
                 self._ready_start += len(self._ready)
                 self._ready = self._finalize_block()
         if len(numbers):

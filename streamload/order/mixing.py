@@ -1,10 +1,11 @@
 """Interleave several datasets: exact shares in every block, computed at any position.
 
-**Shares of a block.** Of a block of B samples dataset d gets the integer part of `B * share[d]`, and some get one more.
-Concatenate the fractional parts; their length is a whole number F. The points `t, t + 1, ..., t + F - 1`, t in [0, 1),
-lie in F different ones of them, and these datasets get the one more (systematic sampling). From block to block t
-advances by a fixed step that visits all multiples of 1/P in P blocks. Fractional parts are rounded to multiples of 1/P.
-So in P blocks every dataset gets exactly its share, and within them it is never more than a few samples off.
+**Shares of a block.** In a block of B samples, dataset d gets the integer part of `B * share[d]`, and some datasets get
+an extra sample. Lay the fractional parts end to end; their total length is a whole number F. The points `t, t + 1, ...,
+t + F - 1`, t in [0, 1), lie in F different parts, whose datasets get the extra sample (systematic sampling). From block
+to block t advances by a fixed step that visits all multiples of 1/P in P blocks. Fractional parts are rounded to
+multiples of 1/P. So in P blocks every dataset gets exactly its share, and within them it is never more than a few
+samples off.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class BlockShares:
         self.sizes: IntArray = self.before(np.array([full]))[0] + self._last
 
     def before(self, blocks: IntArray) -> IntArray:
-        """Return the samples of each dataset before some blocks, int64[len(blocks), D]; at most one past the last."""
+        """Count each dataset's samples before some blocks, int64[len(blocks), D]; a block may be one past the last."""
         inside = np.minimum(blocks, self._full)
         periods, rest = np.divmod(inside, self._period)
         counts: IntArray = inside[:, np.newaxis] * self._whole + periods[:, np.newaxis] * self._extra[-1]
@@ -118,7 +119,7 @@ def _continued_fraction(numerator: int, denominator: int) -> list[int]:
 
 
 def _chosen(parts: IntArray, period: int, shifts: IntArray) -> IntArray:
-    """Return the datasets that get one more for each shift, int64[len(shifts), D] of 0 and 1."""
+    """Return each dataset's extra samples, 0 or 1, for each shift, int64[len(shifts), D]."""
     ends = np.cumsum(parts)
     points = (ends + shifts[:, np.newaxis]) // period
     before = np.concatenate((shifts[:, np.newaxis] // period, points[:, :-1]), axis=1)

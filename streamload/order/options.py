@@ -10,7 +10,7 @@ from streamload.order.share import slice_of_rank
 from streamload.text import counted
 
 MAX_LANES = 1 << 20
-"""Maximum number of lanes; each costs memory in every process, and more than there are ranks gain nothing."""
+"""Maximum number of lanes; each costs memory in every process, and lanes beyond the number of ranks gain nothing."""
 
 MAX_SAMPLES = 1 << 48
 """Maximum number of samples; keeps sums and products of a few counts within 63 bits."""
@@ -47,7 +47,7 @@ class OrderOptions:
 def full_batches_and_last_rows(
     options: OrderOptions, n_samples: int, rank: int, world_size: int, start: int
 ) -> tuple[int, int]:
-    """Return every rank's full batches from `start` on, and one rank's rows in the short last batch.
+    """Return the number of full batches from `start` on, the same for all ranks, and a rank's rows in the last batch.
 
     Raises:
         LoaderStateError: `start` lies outside the epoch.

@@ -66,9 +66,9 @@ class EpochPlan:
     Global batch j is `order[start + j * B : start + (j + 1) * B]`, B = batch_size * world_size. Sorted lane-major, it
     is cut into one slice for each rank. Rows that pad a short last batch follow the rank's own rows.
 
-    With several lanes, or a `sampling`, all counts must be known before the first batch. With one lane a batch needs
-    the counts of the shards within the window's reach, or as many of their samples: call `missing`, set those counts,
-    `take`. The rows depend neither on when counts became known nor on `max_rows`.
+    With several lanes, or a `sampling`, all counts must be known before the first batch. With one lane, a batch needs
+    the counts of the shards that the window reaches, or enough samples found in them: call `missing`, set those counts,
+    then `take`. The rows depend neither on when counts became known nor on `max_rows`.
 
     Memory is O(window) for each lane of this rank, O(shards), and O(rows) of one `take`.
 
@@ -78,7 +78,7 @@ class EpochPlan:
         epoch: the epoch's number.
         rank: the rank to plan for.
         world_size: the number of ranks.
-        start: samples of the epoch's order delivered before.
+        start: the position to start from: the samples of the epoch's order that were delivered before.
         numbers: int64[M], the epoch's samples, if the options' sampling is `Sampled`.
         share: the rank's batches to yield.
 
@@ -120,8 +120,8 @@ class EpochPlan:
     def shards_ahead(self) -> list[int]:
         """Return the known upcoming shards in the order of their first use.
 
-        Once all counts are known, only those in the lanes of this rank's next batches: of 10^5 shards on 1,024 ranks
-        about 98.
+        Once all counts are known, these are the shards in the lanes of this rank's next batches only: about 98 of 10^5
+        shards on 1,024 ranks.
         """
         if not self.interleavings:
             return []
@@ -154,13 +154,13 @@ class EpochPlan:
 
     def finished(self) -> list[int]:
         """Return each shard once, at most a window after its last use; all shards at the end."""
-        # Later outputs of any lane have at least this number.
+        # The least number of later outputs of any lane.
         passed = [None] * len(self.interleavings) if self._ended else self._passed(0)
         pairs = zip(self.interleavings, passed, strict=True)
         return [shard for interleaving, least in pairs for shard in interleaving.finished(least)]
 
     def unpassed(self, shard: int) -> list[tuple[int, int]]:
-        """Return half-open ranges of a shard's samples that cover all those of later blocks.
+        """Return half-open ranges of a shard that cover all its samples in later batches.
 
         Runs that have not begun are left out: their parts may be fetched again. In a lane that this rank reads, a range
         begins at the next sample; in any other, at most a window earlier.
@@ -173,7 +173,7 @@ class EpochPlan:
         return self.interleavings[dataset].unpassed(shard, self._passed(0)[dataset], self._passed(1)[dataset])
 
     def take(self, max_rows: int) -> RowBlock | None:
-        """Return the next full batches that `max_rows` and the counts allow, at least one; None at the end.
+        """Return the next batches, as many as `max_rows` and the counts allow, at least one; None at the end.
 
         A call has a fixed cost of tens of microseconds, and some per lane: request thousands of rows at a time.
 
@@ -251,7 +251,7 @@ class EpochPlan:
         first_row, first_end = self._next_start + self._slice.start, self._next_start + self._slice.stop
         finalized_end = known_end
         if self._options.radius:
-            # A number a window before the known end is final, whatever the draws are.
+            # Numbers up to a window before the known end are final, whatever the draws are.
             finalized_end = known_end - self._options.radius
             if finalized_end < first_end + (n_full - 1) * stride:
                 most = max(_MOST_NUMBERS_AHEAD, self._global_batch)

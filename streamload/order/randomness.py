@@ -25,7 +25,7 @@ def philox_key(seed: int, epoch: int, purpose: str) -> NDArray[np.uint64]:
 
 
 class CounterDraws:
-    """A Philox generator that can be set to any counter, seven times cheaper than creating a new one."""
+    """A Philox generator that can be set to any counter, at a seventh of the cost of a new generator."""
 
     def __init__(self, key: NDArray[np.uint64]) -> None:
         self.bits = np.random.Philox(key=key)
@@ -38,14 +38,14 @@ class CounterDraws:
         }
 
     def set_counter(self, low: int, second: int, third: int = 0, fourth: int = 0) -> None:
-        """Continue with the first draw of a counter."""
+        """Set the counter; the next draw is its first."""
         self._counter[:] = low, second, third, fourth
         self.bits.state = self._state
 
-    def words(self, shard: int, first: int, count: int, passed: int = 0) -> NDArray[np.uint64]:
-        """Draw a word for each of `count` samples of a shard from `first` on, in one pass, uint64[count]."""
+    def words(self, shard: int, first: int, count: int, pass_number: int = 0) -> NDArray[np.uint64]:
+        """Return the words of `count` samples of a shard from sample `first` on, in one pass, uint64[count]."""
         block, offset = divmod(first, _WORDS_PER_COUNTER)
-        self.set_counter(block, shard, passed)
+        self.set_counter(block, shard, pass_number)
         return self.bits.random_raw(offset + count)[offset:]
 
 
@@ -64,8 +64,8 @@ def permutation(seed: int, epoch: int, n: int, purpose: str = "shards") -> NDArr
 class SampleRandomness:
     """Generators and seeds for each sample's transform in one epoch, independent of workers, ranks and order.
 
-    A sample is identified by its shard's number in the listing, its number in the shard, and its earlier occurrences in
-    the epoch. A call takes a few microseconds.
+    A sample is identified by its shard's number in the listing, its number in the shard, and the number of its earlier
+    occurrences in the epoch. A call takes a few microseconds.
     """
 
     def __init__(self, seed: int, epoch: int) -> None:

@@ -24,6 +24,7 @@ IntArray = NDArray[np.int64]
 # Samples per precomputed sum of draws.
 _BLOCK = 32
 
+# Samples per call of `np.add.reduceat`.
 _PIECE = _BLOCK << 14
 
 # Draws per lookup, so that the arrays stay in the CPU cache.
@@ -41,7 +42,7 @@ class Runs:
         shards: the shard of each run.
         firsts: the first sample within the shard.
         lengths: the number of samples, above 0.
-        passes: the pass, counted from the epoch's first.
+        passes: the number of the pass, counted from the epoch's first one.
     """
 
     shards: IntArray
@@ -76,9 +77,9 @@ def whole_passes(counts: IntArray, start: int, size: int, order_of: Callable[[in
 
 
 class RepeatCounts:
-    """Find the samples of draws, if each sample of the concatenated shards is repeated as often as it is drawn.
+    """Map draws to samples, for concatenated shards with each sample repeated as often as it is drawn.
 
-    Takes a quarter of a byte per sample besides the given array: there may be 10^9.
+    Takes a quarter of a byte per sample besides `repeats`, since there may be 10^9 samples.
 
     Args:
         repeats: integers or booleans, [N]: how often each sample is drawn, in the order of the listing.
@@ -100,7 +101,7 @@ class RepeatCounts:
         self.lengths: IntArray = self._places_before(ends) - self._first_place
 
     def find(self, shards: IntArray, numbers: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the samples (in the shard) of some draws of shards, and their earlier occurrences."""
+        """Return the sample of each draw, by its number in the shard, and the sample's earlier draws."""
         places = self._first_place[shards] + numbers
         samples, before = np.empty_like(places), np.empty_like(places)
         for start in range(0, len(places), _ROWS_AT_ONCE):
@@ -109,7 +110,7 @@ class RepeatCounts:
         return samples - self._first_sample[shards], places - before
 
     def _sample_at(self, places: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the samples (of all shards) of some draws, and the number of draws before each sample."""
+        """Return the sample of each draw, by its number among all shards, and the number of draws before the sample."""
         block = self._block_edges[1:].searchsorted(places, side="right")
         within = places - self._block_edges[block]
         summed = np.cumsum(self._repeats_in(block), axis=1, dtype=np.int64)
@@ -142,10 +143,10 @@ class SampleSequence:
 
     Args:
         runs: the runs to concatenate.
-        key: of the draws.
+        key: the key of the shuffle's draws.
         repeats: how often the samples of a pass are drawn; None for once each.
-        counts: of the shards, if each is one run. The sequence then starts empty and grows as counts become known,
-            including the samples found so far in the first unknown shard.
+        counts: the shards' counts, if each shard is one run. The sequence then starts empty and grows as counts become
+            known, including the samples found so far in the first unknown shard.
 
     Attributes:
         order: int64[n], the shard of each run.
@@ -192,7 +193,7 @@ class SampleSequence:
         self.edges = self._all_edges[: start + 1]
 
     def places_of(self, shard: int, /) -> list[tuple[int, int]]:
-        """Return start and end of a shard's known runs; an unfinished last shard is endless."""
+        """Return the start and end of each known run of a shard; an unfinished last run ends at `ENDLESS`."""
         if self._runs_of is None:
             self._runs_of = {}
             for run, each in enumerate(self.order.tolist()):
@@ -206,7 +207,7 @@ class SampleSequence:
         return places
 
     def locate(self, positions: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the shards, the samples in them, and how often each may have occurred before, int64 each."""
+        """Return the shards, the samples in them, and a count that tells a sample's repeats apart, int64 each."""
         run = np.searchsorted(self.edges, positions, side="right") - 1
         shards, samples, before = self.order[run], positions - self.edges[run] + self._firsts[run], self._passes[run]
         if self._repeats is not None:
@@ -226,11 +227,11 @@ class SampleSequence:
         runs = slice(first_run - 1, end_run)
         columns = [column[runs].tolist() for column in (self.order, self._firsts, self._passes)]
         edges = self._all_edges[first_run - 1 : end_run + 1].tolist()
-        for shard, number, passed, run_start, run_end in zip(*columns, edges[:-1], edges[1:], strict=True):
+        for shard, number, pass_number, run_start, run_end in zip(*columns, edges[:-1], edges[1:], strict=True):
             start, stop = max(run_start, first), min(run_end, end)
             if start < stop:
                 words[start - first : stop - first] = self._draws.words(
-                    shard, number + start - run_start, stop - start, passed
+                    shard, number + start - run_start, stop - start, pass_number
                 )
         return as_uniforms(words)
 
@@ -241,7 +242,7 @@ class SampledSequence(SampleSequence):
     Args:
         counts: int64[n_shards], the samples of each shard.
         numbers: int64[M], the samples, numbered across all shards in the order of the listing.
-        key: of the draws, which are unused: nothing is shuffled.
+        key: not used, since nothing is shuffled.
     """
 
     def __init__(self, counts: IntArray, numbers: IntArray, key: NDArray[np.uint64]) -> None:
@@ -256,7 +257,7 @@ class SampledSequence(SampleSequence):
         super().__init__(Runs(used[by_end], nothing, np.diff(ends[by_end], prepend=0), nothing), key)
 
     def places_of(self, _shard: int, /) -> list[tuple[int, int]]:
-        """Return an empty list: a shard's samples may occur anywhere, so any range might retain everything."""
+        """Return no places: a shard's samples may occur anywhere, so ranges would retain whole shards."""
         return []
 
     def locate(self, positions: IntArray) -> tuple[IntArray, IntArray, IntArray]:
@@ -293,8 +294,8 @@ def sequence_of_epoch(
     """Build the sequence of an epoch.
 
     Args:
-        options: of the order.
-        counts: of the shards; some may become known later if every sample occurs once.
+        options: the order's options.
+        counts: the shards' counts; some may become known later if every sample occurs once.
         epoch: the epoch's number.
         numbers: int64[M], the epoch's samples, if the sampling is `Sampled`.
     """

@@ -1,6 +1,7 @@
-"""Sample an epoch other than every sample once: by weight, by size, as a mixture, or by a sampler's list.
+"""Define epochs other than every sample once: by weight, by size, as a mixture, or by a sampler's list.
 
-Each is a value fixed for a run: an epoch follows from it, the seed and the epoch's number alone.
+Each definition is a value fixed for a run. With the seed and the epoch's number it determines the epoch's samples; only
+a sampler's list is given anew for each epoch.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Weighted:
     def among(
         cls, selected: NDArray[np.bool_] | None, group: NDArray[Any], weight: NDArray[np.float64], epoch_size: int
     ) -> Weighted:
-        """Draw from the selected samples, bool[N], only: the others form a group of weight 0."""
+        """Create weights that draw only from the selected samples, bool[N]: the others form a group of weight 0."""
         if selected is not None:
             group = np.where(selected, group.astype(np.min_scalar_type(len(weight))), len(weight))
             weight = np.append(weight, 0.0)
@@ -105,7 +106,7 @@ class Weighted:
         summed[summed == summed[-1]] = self.epoch_size  # exactly
         shift = as_uniforms(CounterDraws(philox_key(seed, epoch, "weights")).words(0, 0, 1))[0]
         drawn = np.diff(np.floor(summed + shift).astype(np.int64), prepend=0)
-        most = np.ceil(np.diff(summed, prepend=0.0) * (1 - 1e-12)).astype(np.int64)  # of whole shares, not one more
+        most = np.ceil(np.diff(summed, prepend=0.0) * (1 - 1e-12)).astype(np.int64)  # a rounding error adds none
         start = epoch * most  # in the group's endless passes
         first_pass, first = np.divmod(start, np.maximum(size, 1))
         last_pass, end = np.divmod(start + drawn, np.maximum(size, 1))
@@ -163,25 +164,25 @@ def first_of_groups(
     """
     low, high = _bounds(sizes, wanted, spread)
     chosen = np.empty(len(group), np.bool_)
-    taken = np.zeros(len(sizes), np.int64)
+    n_chosen = np.zeros(len(sizes), np.int64)
     open_samples, open_words = [], []
     for start in range(0, len(group), _CHUNK):
-        of = group[start : start + _CHUNK]
-        drawn = words(start, of)
-        below = drawn < low[of]
+        groups = group[start : start + _CHUNK]
+        drawn = words(start, groups)
+        below = drawn < low[groups]
         chosen[start : start + _CHUNK] = below
-        np.add.at(taken, of[below], 1)
-        undecided = np.flatnonzero(~below & (drawn <= high[of]))
+        np.add.at(n_chosen, groups[below], 1)
+        undecided = np.flatnonzero(~below & (drawn <= high[groups]))
         open_samples.append(start + undecided)
         open_words.append(drawn[undecided])
     samples = np.concatenate([np.empty(0, np.int64), *open_samples])
-    of, left = group[samples], wanted - taken
-    n_open = np.bincount(of, minlength=len(sizes))
+    groups, left = group[samples], wanted - n_chosen
+    n_open = np.bincount(groups, minlength=len(sizes))
     if bool(((left < 0) | (left > n_open)).any()):
         return first_of_groups(words, group, sizes, wanted, spread=np.inf)
-    by_turn = np.lexsort((np.concatenate([np.empty(0, np.uint64), *open_words]), of))
+    by_turn = np.lexsort((np.concatenate([np.empty(0, np.uint64), *open_words]), groups))
     turns = np.arange(len(by_turn)) - np.repeat(np.cumsum(n_open) - n_open, n_open)
-    chosen[samples[by_turn[turns < left[of[by_turn]]]]] = True
+    chosen[samples[by_turn[turns < left[groups[by_turn]]]]] = True
     return chosen
 
 

@@ -15,6 +15,7 @@ UNKNOWN = -1
 ENDLESS = 1 << 62
 """The end of a range whose end is unknown."""
 
+# `bincount` is faster than sorting up to this ratio of the greatest value to the number of values.
 _WORTH_COUNTING = 4
 
 
@@ -36,12 +37,12 @@ class ShardCounts:
 
     @classmethod
     def of(cls, counts: Iterable[int]) -> ShardCounts:
-        """Create counts that are all known, from an index for example."""
+        """Create counts that are all known, for example from an index."""
         known = np.fromiter(counts, np.int64)
-        made = cls(len(known))
-        made._values[:] = known
-        made._n_unknown = 0
-        return made
+        counts_of_all = cls(len(known))
+        counts_of_all._values[:] = known
+        counts_of_all._n_unknown = 0
+        return counts_of_all
 
     def __len__(self) -> int:
         return len(self._values)

@@ -77,7 +77,7 @@ class Share:
     """Batches `number`, `number + of`, ... of a rank, counted from the start of the pass.
 
     Attributes:
-        number: of this share, below `of`.
+        number: this share's number, below `of`.
         of: the number of shares.
     """
 
@@ -98,7 +98,7 @@ WHOLE = Share()
 
 
 def slice_of_rank(n_samples: int, rank: int, world_size: int, *, pad: bool) -> range:
-    """Return a rank's rows of a global batch; slices differ by at most one row, the first ranks get more.
+    """Return a rank's rows of a global batch; slices differ by at most one row, and the first ranks get the longer.
 
     With `pad`, filling rows follow the batch's `n_samples`, up to a multiple of the world size.
     """
@@ -113,7 +113,7 @@ class EpochStart:
 
     Attributes:
         numbers: int64[M], the epoch's samples, if there is a sampler.
-        number: of the pass within the loader's life: an epoch may be started several times.
+        number: the pass's number within the loader's life, since an epoch may be started several times.
         share: the rank's batches to read.
     """
 

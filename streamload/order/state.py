@@ -15,7 +15,7 @@ _FORMAT = 1
 _TYPES: dict[str, type] = {"int": int, "bool": bool, "str": str}
 _LEAST = dict.fromkeys(("lanes", "block", "epoch_size"), 1)
 _MOST = {"lanes": MAX_LANES, **dict.fromkeys(("position", "window", "epoch_size", "block"), MAX_SAMPLES)}
-_WHAT_TO_DO = "pass what state_dict() returned, unchanged, or start without a state"
+_REMEDY = "pass what state_dict() returned, unchanged, or start without a state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class LoaderState:
     Attributes:
         position: samples of the epoch's order that were delivered, over all ranks.
         window: the shuffle's window in samples.
-        fingerprint: of the dataset, see `fingerprint`.
-        epoch_size: samples per epoch, if the loader has a size or weights.
+        fingerprint: the dataset's digest, from `fingerprint`.
+        epoch_size: samples per epoch, if the loader has an `epoch_size` or weights.
         weights: a name for the weights.
         sampler: the digest of a sampler's order.
         mixture: the names and weights of several datasets.
@@ -55,13 +55,13 @@ class LoaderState:
 
     @classmethod
     def from_json(cls, mapping: Mapping[str, Any]) -> LoaderState:
-        """Read a dictionary of `to_json`; unknown names are ignored.
+        """Create a state from a dictionary that `to_json` returned; unknown names are ignored.
 
         Raises:
             LoaderStateError: not a state, of another format, or a value is missing or invalid; the message says which.
         """
         if not isinstance(mapping, Mapping) or mapping.get("kind") != _KIND:
-            raise LoaderStateError(f"this is not a state of a StreamLoader; {_WHAT_TO_DO}")
+            raise LoaderStateError(f"this is not a state of a StreamLoader; {_REMEDY}")
         if mapping.get("format") != _FORMAT:
             raise LoaderStateError(
                 f"the state has format {mapping.get('format')!r} and this version of streamload reads format "
@@ -77,16 +77,16 @@ class LoaderState:
 
 def _checked(mapping: Mapping[str, Any], name: str, expected: type) -> Any:
     if name not in mapping:
-        raise LoaderStateError(f"the state lacks {name!r}; {_WHAT_TO_DO}")
+        raise LoaderStateError(f"the state lacks {name!r}; {_REMEDY}")
     value = mapping[name]
     if type(value) is not expected:
         raise LoaderStateError(
             f"the state's {name!r} is {value!r}, of type {type(value).__name__}, and must be of type "
-            f"{expected.__name__}; {_WHAT_TO_DO}"
+            f"{expected.__name__}; {_REMEDY}"
         )
     if isinstance(value, int) and not _LEAST.get(name, 0) <= value <= _MOST.get(name, value):
         limits = f"at least {_LEAST.get(name, 0)}" + (f" and at most {_MOST[name]:,}" if name in _MOST else "")
-        raise LoaderStateError(f"the state's {name!r} must be {limits}; {_WHAT_TO_DO}")
+        raise LoaderStateError(f"the state's {name!r} must be {limits}; {_REMEDY}")
     return value
 
 
@@ -104,11 +104,12 @@ def fingerprint(names_and_bytes: Iterable[tuple[str, int]]) -> str:
 
 
 def check(saved: LoaderState, now: LoaderState, *, lanes: int | None) -> None:
-    """Raise an error unless a loader reads in the order of a saved state.
+    """Raise an error unless a loader reads the same order as a saved state.
 
     Args:
         saved: the state to resume from.
-        now: a state of the loader. The window is compared only with shuffle; of a sampler, only whether there is one.
+        now: the loader's state. Windows are compared only with shuffle. A sampler must be there or not in both states;
+            its order is compared when it is drawn.
         lanes: the loader's argument; None accepts any number.
 
     Raises:
