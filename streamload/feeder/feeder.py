@@ -367,5 +367,5 @@ class Feeder:
         with self._failing():
             assert self.fetcher is not None
             self.fetcher.pump()
-            self.pool.drop(self.fetcher.take_closed())
+            self.pool.drop(self.fetcher.pop_closed())
         self.pump()

@@ -1,4 +1,4 @@
-"""Compute the byte budget: its default, its shares, and the budget that an order needs."""
+"""Compute the default of the byte budget, and its shares for parts and request buffers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def available_bytes(root: str = "/") -> int:
     Args:
         root: the folder that contains `proc` and `sys`.
     """
-    found = []
+    limits = []
     meminfo = os.path.join(root, "proc/meminfo")
     with suppress(OSError, ValueError, IndexError), open(meminfo, encoding="ascii") as file:
-        found += [1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable:")]
+        limits += [1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable:")]
     allowed = free_memory_bytes(root)
-    found += [] if allowed is None else [allowed]
-    return min(found or [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2])
+    limits += [] if allowed is None else [allowed]
+    return min(limits or [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2])
 
 
 def default_budget(local_ranks: int) -> int:
@@ -44,7 +44,7 @@ def bytes_for_parts(budget_bytes: int) -> int:
 
 
 def budget_for(parts_bytes: int) -> int:
-    """Return the smallest budget with this share for parts: the inverse of `bytes_for_parts`."""
+    """Return the smallest budget whose share for parts is this large: the inverse of `bytes_for_parts`."""
     small_bytes = -(-parts_bytes * (PARTS_PROPORTION + REQUESTS_PROPORTION) // PARTS_PROPORTION)
     return min(small_bytes, parts_bytes + REQUESTS_BYTES)
 

@@ -1,8 +1,8 @@
-"""Cache whole shards on a node's disk, under their final names; temporary files are being filled.
+"""Cache whole shards on a node's disk, each in a temporary file until it is whole.
 
 Processes may die at any instant. These invariants hold:
 
-- A file under a final name is whole: a single rename names it. Each process verifies it against its checksums once.
+- A file under a final name is whole: one rename gives it that name. Each process verifies its checksums once.
 - All files together take at most `size_bytes`; a temporary file has its full size from the start.
 - A shard is never evicted for another one of the same dataset, so shards that fit come from the disk in every epoch.
   Files of other datasets and older versions are evicted, unless in use.
@@ -37,18 +37,17 @@ from streamload.memory.unnamed import write_fully
 from streamload.storage.local_files import make_private_folder
 from streamload.text import counted
 
-_KEY_BYTES = 8
-_DIGEST_BYTES = 16
-_TAIL_LETTERS = 48
-# The files of a cache, temporary ones included; all others in its folder are the user's.
+# Of a file's name: the bytes of its two digests, and the most letters of the shard's own name.
+_KEY_BYTES, _DIGEST_BYTES, _TAIL_LETTERS = 8, 16, 48
+# Matches the files of a cache, temporary ones included; all other files in its folder are the user's.
 _FILE_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-.*")
 _CRC32 = struct.Struct("<I")
 _PIECE_BYTES = 1 << 20
-# Maximum wait for the folder's lock; then a shard is read without the cache.
-_LOCK_WAIT_S = 1.0
-_RETRY_S = 0.002
+# The longest wait for the folder's lock, after which a shard is read without the cache, and the time between two tries.
+_LOCK_WAIT_S, _RETRY_S = 1.0, 0.002
 _OPEN_WHOLE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+# Errors after which the cache is not read any more either.
 _UNREADABLE = (errno.EIO, errno.ESTALE)
 
 _log = logging.getLogger("streamload")
@@ -65,9 +64,9 @@ class ShardIdentity:
     """One version of one shard.
 
     Attributes:
-        url: of the shard.
+        url: the shard.
         etag: the storage's name for this version.
-        bytes: its size.
+        bytes: the size of this version.
     """
 
     url: str
@@ -90,12 +89,12 @@ class ShardIdentity:
 class CacheFile:
     """A shard's file, whole or being filled by this process. Not thread-safe.
 
-    It holds the shard's bytes, followed by the crc32 of each part, four bytes each, little-endian. Parts are written in
-    any order, each from its first byte to its last. Its lock, which the kernel releases with the last copy of the
-    descriptor, prevents eviction.
+    The file holds the shard's bytes, followed by the crc32 of each part, four bytes each, little-endian. Parts are
+    written in any order, each from its first byte to its last. A lock on the file, which the kernel releases with the
+    last copy of the descriptor, prevents eviction.
 
     Args:
-        descriptor: for reading, and for writing unless it is whole; owned by this object.
+        descriptor: open for reading, and for writing unless the file is whole; owned by this object.
         shard_bytes: the shard's size.
         part_bytes: the size of all parts but the last.
         temporary: the path of a file being filled; None for a whole one.
@@ -103,7 +102,7 @@ class CacheFile:
     Attributes:
         n_parts: the number of the shard's parts.
         missing: the parts not yet written.
-        temporary: as given; None once the file has its final name.
+        temporary: the path until the file is whole, then None.
     """
 
     def __init__(self, descriptor: int, shard_bytes: int, part_bytes: int, temporary: str | None = None) -> None:
@@ -133,7 +132,7 @@ class CacheFile:
             self.missing.discard(part)
 
     def is_sound(self) -> bool:
-        """Return True if each part matches its checksum. Raises OSError if the file cannot be read."""
+        """Return True if all parts match their checksums. Raises OSError if the file cannot be read."""
         stored = os.pread(self.descriptor, self.n_parts * _CRC32.size, self._shard_bytes)
         for part, (expected,) in enumerate(_CRC32.iter_unpack(stored)):
             crc32 = 0
@@ -163,8 +162,8 @@ class DiskCache:
 
     Args:
         folder: created if missing; files go to its folder `streamload-shards`.
-        size_bytes: maximum size of final and temporary files together.
-        part_bytes: the size of the parts with a checksum each, equal in every process.
+        size_bytes: maximum size of whole and temporary files together.
+        part_bytes: the size of the parts that have a checksum each, equal in every process.
         urls: the shards of the dataset, which are not evicted.
     """
 
@@ -176,24 +175,24 @@ class DiskCache:
         self._part_bytes = part_bytes
         self._urls = urls
         self._writable = self._readable = True
-        self._compared: set[tuple[int, int, int]] = set()
+        self._verified: set[tuple[int, int, int]] = set()
         self._warned: set[str] = set()
         self._warning = Lock()
         try:
-            for made in (self._folder, self._partial_folder):
-                make_private_folder(made)
+            for path in (self._folder, self._partial_folder):
+                make_private_folder(path)
             with locked_file(self._lock_file, _LOCK_WAIT_S):
                 self._remove_abandoned()
         except LockBusyError:
-            pass  # removed when room is made
+            pass  # `open` removes them
         except OSError as exc:
             self.turn_off(exc)
 
     def open(self, identity: ShardIdentity) -> CacheFile | None:
         """Open a shard's file, to read or fill it; the caller closes it.
 
-        None if another process is filling it or has just done so, the cache is full of shards that must stay, or it is
-        off.
+        Return None if another process is filling it or has just done so, if the cache is full of shards that must stay,
+        or if it is off.
         """
         path = os.path.join(self._folder, identity.file_name)
         try:
@@ -201,7 +200,7 @@ class DiskCache:
             if file is None and self._writable and self._fits(identity):
                 with locked_file(self._lock_file, _LOCK_WAIT_S):
                     self._remove_abandoned()
-                    # Temporary files first, or one that is renamed meanwhile would be missed.
+                    # Temporary files come first, or a file that is renamed meanwhile would be missed.
                     files = [*_listed(self._partial_folder), *_listed(self._folder)]
                     if not any(name.startswith(identity.file_name) for name, _, _ in files):
                         file = self._begin(identity, files)
@@ -213,7 +212,7 @@ class DiskCache:
         return file
 
     def write(self, file: CacheFile, offset: int, pieces: Iterable[bytes]) -> None:
-        """Write the next bytes of a part, and rename the file after the last. Raises OSError if the disk refuses."""
+        """Write the next bytes of a part, and rename the file once it is whole. Raises OSError if the disk refuses."""
         for piece in pieces:
             file.write(offset, piece)
             offset += len(piece)
@@ -221,7 +220,7 @@ class DiskCache:
             name = os.path.basename(file.temporary).rsplit(".", 2)[0]
             os.replace(file.temporary, os.path.join(self._folder, name))
             file.temporary = None
-            self._compared.add(_inode(os.fstat(file.descriptor)))
+            self._verified.add(_inode(os.fstat(file.descriptor)))
 
     def turn_off(self, exc: OSError) -> None:
         """Stop writing, since the disk refused an operation; warn the first time."""
@@ -233,8 +232,8 @@ class DiskCache:
         needed_bytes = cached_bytes(identity.bytes, self._part_bytes)
         if needed_bytes > self._size_bytes:
             self.warn_once(
-                "may take %s, and a shard needs %s there, so shards of this size are not cached: free space on that "
-                "disk, or give another cache_dir, or a larger cache_size where one is given",
+                "may take %s, but a shard needs %s, so shards of this size are not cached: free space on that disk, "
+                "give another cache_dir, or raise cache_size if it is set",
                 counted(self._size_bytes, "byte"),
                 counted(needed_bytes, "byte"),
             )
@@ -255,16 +254,15 @@ class DiskCache:
             return None
         file = CacheFile(descriptor, identity.bytes, self._part_bytes)
         try:
-            found = os.fstat(descriptor)
-            # Otherwise not from the cache, or from a release without checksums.
-            is_ours = stat.S_ISREG(found.st_mode) and found.st_size == cached_bytes(identity.bytes, self._part_bytes)
+            status = os.fstat(descriptor)
+            is_ours = stat.S_ISREG(status.st_mode) and status.st_size == cached_bytes(identity.bytes, self._part_bytes)
             if is_ours:
-                fcntl.flock(descriptor, fcntl.LOCK_SH)  # `_is_in_use` of another process briefly holds it
-                if _inode(found) in self._compared or file.is_sound():
-                    self._compared.add(_inode(found))
+                fcntl.flock(descriptor, fcntl.LOCK_SH)  # another process holds it only briefly, in `_is_in_use`
+                if _inode(status) in self._verified or file.is_sound():
+                    self._verified.add(_inode(status))
                     return file
-                what = "does not hold what was fetched, so it is removed and fetched again; check the disk"
-                _log.warning("%s in the disk cache %s", path, what)
+                advice = "so it is removed and fetched again; check the disk"
+                _log.warning("%s in the disk cache does not hold what was fetched, %s", path, advice)
             file.close()
             Path(path).unlink(missing_ok=True)
         except OSError:
@@ -275,15 +273,15 @@ class DiskCache:
     def _begin(self, identity: ShardIdentity, files: list[tuple[str, str, os.stat_result]]) -> CacheFile | None:
         """Create a file to fill, if there is room for it. The folder's lock must be held."""
         key, size_bytes = url_key(identity.url), cached_bytes(identity.bytes, self._part_bytes)
-        lacking_bytes = sum(found.st_size for _, _, found in files) + size_bytes - self._size_bytes
+        lacking_bytes = sum(status.st_size for _, _, status in files) + size_bytes - self._size_bytes
         if lacking_bytes > 0:
             evictable = [
-                (found.st_mtime_ns, found.st_size, path)
-                for name, path, found in files
+                (status.st_mtime_ns, status.st_size, path)
+                for name, path, status in files
                 if name.startswith(key) or name.partition("-")[0] not in self._kept_keys
             ]
             chosen = []
-            for _, other_bytes, path in sorted(evictable):  # the oldest first
+            for _, other_bytes, path in sorted(evictable):  # oldest first
                 if lacking_bytes > 0 and not _is_in_use(path):
                     chosen.append(path)
                     lacking_bytes -= other_bytes
@@ -313,19 +311,19 @@ class DiskCache:
 
 
 def cached_bytes(shard_bytes: int, part_bytes: int) -> int:
-    """Return the size of a shard's file, including the checksums of its parts."""
+    """Return the size of a shard's file, with the checksums of its parts."""
     return shard_bytes + -(-shard_bytes // part_bytes) * _CRC32.size
 
 
 def shards_folder(cache_dir: str) -> str:
-    """Return the folder in a `cache_dir` that holds the files of a cache."""
+    """Return the folder in a `cache_dir` that holds the cache's files."""
     return os.path.join(cache_dir, "streamload-shards")
 
 
 def bytes_in_cache(cache_dir: str) -> int:
     """Return the bytes of whole files in a cache; 0 if there is none, or it cannot be read."""
     with suppress(OSError):
-        return sum(found.st_size for _, _, found in _listed(shards_folder(cache_dir)))
+        return sum(status.st_size for _, _, status in _listed(shards_folder(cache_dir)))
     return 0
 
 
@@ -351,7 +349,7 @@ def locked_file(path: str, wait_s: float) -> Iterator[None]:
         try:
             yield
         finally:
-            # Not left to `close`: a process that is just starting may briefly hold a copy of the descriptor.
+            # `close` is not enough: a process that is just starting may briefly hold a copy of the descriptor.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
@@ -380,14 +378,14 @@ def _is_in_use(path: str) -> bool:
         os.close(descriptor)
 
 
-def _inode(found: os.stat_result) -> tuple[int, int, int]:
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+def _inode(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _listed(folder: str) -> Iterator[tuple[str, str, os.stat_result]]:
     with os.scandir(folder) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):
-                found = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode) and _FILE_NAME.fullmatch(entry.name):
-                    yield entry.name, entry.path, found
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and _FILE_NAME.fullmatch(entry.name):
+                    yield entry.name, entry.path, status

@@ -1,4 +1,8 @@
-"""Fetch the parts of remote and compressed shards in the order of need, within the byte budget."""
+"""Fetch the parts of remote and compressed shards in the order of need, within the byte budget.
+
+`Fetcher` decides which parts to fetch, and `Transfers` runs its requests. `RangeReader` reads single ranges, without a
+budget.
+"""
 
 from __future__ import annotations
 
@@ -32,42 +36,40 @@ from streamload.tar.decompression import Compression, Decompressor, compression_
 from streamload.tar.scan import ShardTable
 from streamload.totals import Event, TimeIntegral
 
-PIECE_BYTES = 2 << 20
-"""Bytes of each request of `Transfers.read_all`."""
-
-PIECES_AHEAD = 3
-"""Number of pieces that `Transfers.read_all` requests ahead."""
-
-# Approximate memory of a decompression besides its part.
-_BESIDE_BYTES = (PIECES_AHEAD + 2) * PIECE_BYTES
-# Cached files verified at the same time.
-_COMPARED_AT_ONCE = 2
-_LEAST_GROWTH_BYTES = 64 << 20
-# Maximum gap to coalesce.
+# The size of the requests for a compressed shard, and how many of them are in flight ahead of the decompression.
+_PIECE_BYTES = 2 << 20
+_PIECES_AHEAD = 3
+# Approximate memory that a decompression needs besides its part.
+_BESIDE_BYTES = (_PIECES_AHEAD + 2) * _PIECE_BYTES
+# Files of the disk cache that are verified at the same time.
+_VERIFIED_AT_ONCE = 2
+# The first size of a shard's memory, if its final size is unknown.
+_FIRST_BYTES = 64 << 20
+# The largest gap between two ranges that are read with one request.
 _GAP_BYTES = 128 << 10
 
 
 class Fetcher:
-    """Fetch parts of the shards that workers cannot open by themselves.
+    """Fetch the shards that workers cannot open by themselves, part by part.
 
-    Parts are requested in its window; only `pump` starts work, in one running loop.
+    A caller states its needs in `window`, and then calls `notify`. Only `pump` starts work, in one running event loop.
 
     Args:
-        tables: of the shards.
+        tables: the index tables of the shards.
         fetched: the numbers of the shards to fetch.
-        storages: of the shards.
-        budget_bytes: for parts.
+        storages: read the shards.
+        budget_bytes: maximum bytes of all parts together.
         wake: called when a part arrives or fails, or `pump` has work.
-        cache: the disk cache.
-        most_requests: maximum number of uncompressed parts in flight. Fewer are at first, since requests share the
-            bandwidth and the first batch needs the first parts; each part that arrives allows one more.
+        cache: the disk cache, if any.
+        most_requests: maximum number of uncompressed parts in flight. The limit begins lower, because requests share
+            the bandwidth and the first batch needs the first parts; each part that arrives raises it by one.
 
     Attributes:
-        compressed: the fetched shards that are compressed, each with a single part.
+        compressed: the shards of `fetched` that are compressed, each with a single part.
         window: the parts that are present, in flight or needed.
         transfers: the requests for parts.
-        index_tables: the tables of remote indexes.
-        lacking: a part that waits for room, and the bytes it needs; None if none waits.
+        index_tables: loads the tables of remote indexes.
+        lacking: a part that waits for room, and the bytes that it needs; None if no part waits.
     """
 
     def __init__(
@@ -95,21 +97,21 @@ class Fetcher:
         self._requests_now = min(FIRST_REQUESTS, most_requests)
         self._most_open = max(1, descriptor_limit() // FETCHED_SHARDS_SHARE)
         self._shards: dict[int, FetchedShard] = {}
-        # A finished shard is closed with its last part: until then the next epoch may use its parts.
-        self._open: dict[int, bool] = {}  # is it finished?
+        # The open shards; True if finished. A finished shard is closed with its last part, which a new epoch may use.
+        self._open: dict[int, bool] = {}
         self._closed: set[int] = set()
         self._tasks: dict[asyncio.Task[int], FetchedShard] = {}
         self._decompressions: dict[int, _Decompression] = {}
         self._largest_bytes = 0
-        # One thread each: the kernel does not clear pages faster for several, and a file's parts are written in order.
+        # One thread each: several would not clear pages faster, and writes to a file must keep their order.
         self._allocator = ThreadPoolExecutor(1, "streamload-allocate")
         self._writer = ThreadPoolExecutor(1, "streamload-cache")
-        self._opener = ThreadPoolExecutor(_COMPARED_AT_ONCE, "streamload-compare")
+        self._opener = ThreadPoolExecutor(_VERIFIED_AT_ONCE, "streamload-verify")
 
-    # -- what is needed --------------------------------------------------------------------------------------------
+    # -- needs -----------------------------------------------------------------------------------------------------
 
     def notify(self) -> None:
-        """Wake the loop after a change of the window, if parts must be fetched or freed."""
+        """Call `wake` after a change of the window, if parts must be fetched or freed."""
         self.lacking = None
         if self.window.missing.ranks or self.window.free or self._decompressions:
             self._wake()
@@ -121,7 +123,7 @@ class Fetcher:
         self.notify()
 
     def finish(self, shards: Iterable[int]) -> None:
-        """Close shards that are not needed soon, each with its last part.
+        """Close shards that are not needed soon, each as soon as its last part is dropped.
 
         If at least half of a shard is in the disk cache, the rest is fetched for later epochs.
         """
@@ -135,10 +137,10 @@ class Fetcher:
             self._close_if_unused(shard)
         self.notify()
 
-    # -- what is there ---------------------------------------------------------------------------------------------
+    # -- contents --------------------------------------------------------------------------------------------------
 
     def state_of(self, shard: int) -> FetchedShard:
-        """Return a shard's state."""
+        """Return a shard's state, creating it if needed."""
         state = self._shards.get(shard)
         if state is None:
             url, pin = self._tables.url(shard), self._tables.listing.pin(shard)
@@ -163,8 +165,8 @@ class Fetcher:
             return [part_key(shard, 0)]
         return [part_key(shard, number) for number in range(start // PART_BYTES, -(-end // PART_BYTES))]
 
-    def take_closed(self) -> list[int]:
-        """Return the shards closed since the last call and not reopened."""
+    def pop_closed(self) -> list[int]:
+        """Return the shards that were closed since the last call and not reopened; workers must unmap them."""
         closed = sorted(self._closed - self._open.keys())
         self._closed.clear()
         return closed
@@ -173,11 +175,11 @@ class Fetcher:
 
     def pump(self) -> None:
         """Start all work that there is room for."""
-        for free in list(self.window.free):
-            self._drop(free)
+        for free_key in list(self.window.free):
+            self._drop(free_key)
         self.lacking = None
         for job in sorted(self._decompressions.values(), key=lambda each: self.window.turn_of(each.key)):
-            # A more urgent one may just have stopped it.
+            # A more urgent decompression may just have released this shard.
             if job.growing and job.state.number in self._decompressions and self._grow(job):
                 job.growing.set_result(None)
                 job.growing = None
@@ -185,37 +187,35 @@ class Fetcher:
             pass
 
     def stalled(self) -> bool:
-        """Return True if a part does not fit, and no arrival can change that."""
+        """Return True if a part does not fit, and everything in flight waits for room too."""
         waiting = {job.key for job in self._decompressions.values() if job.growing}
         return self.lacking is not None and self.window.sizes.keys() - self.window.present <= waiting
 
     def too_small(self, enough_bytes: int) -> StorageError:
-        """Return the error for a budget within which the epoch cannot proceed.
+        """Return the error that names the limit that stops the epoch, and a sufficient value.
 
         Args:
-            enough_bytes: a budget that holds the shuffle's window, as far as shards are known.
+            enough_bytes: a memory_budget that would hold the shuffle window, estimated from the shards known so far.
         """
         key, missing_bytes = self.lacking or (0, 0)
         shard = shard_and_number(key)[0]
         if self._to_close(key) is None:
             limit = descriptor_limit()
             return StorageError(
-                f"more than {self._most_open} shards are needed at once, because samples in them are yet to be drawn "
-                f"within the shuffle window, and this process may have only {limit} files open. Raise that limit "
-                f"(`ulimit -n {FETCHED_SHARDS_SHARE * limit}`, before the program is started), give a smaller window "
-                "(shuffle=N), or pack fewer and larger shards"
+                f"more than {self._most_open} shards are needed at once for the shuffle window, but this process may "
+                f"have only {limit} files open. Raise that limit (`ulimit -n {FETCHED_SHARDS_SHARE * limit}`, before "
+                "the program is started), give a smaller window (shuffle=N), or pack fewer and larger shards"
             )
         kept_bytes = self.window.used_bytes - sum(self.window.sizes[each] for each in self.window.evictable(key))
         budget_bytes = budget_for(self.window.budget_bytes)
         enough_bytes = max(enough_bytes, budget_for(missing_bytes + kept_bytes))
-        # A disk cache keeps compressed shards compressed.
+        # The disk cache would not help a compressed shard, which it stores compressed.
         cache = "" if shard in self.compressed else ", or a cache_dir on a disk with more room"
         return StorageError(
             f"memory_budget of {shown_bytes(budget_bytes)} is too small: {shown_bytes(missing_bytes)} more are needed "
-            f"now, while {shown_bytes(kept_bytes)} of shards are held because samples in them are wanted too or are "
-            f"yet to be drawn within the shuffle window, and {shown_bytes(requests_bytes(budget_bytes))} are left to "
-            f"requests. Give a memory_budget of at least {shown_bytes(enough_bytes, math.ceil)}, a smaller "
-            f"window (shuffle=N), or a smaller batch_size{cache}"
+            f"now, but {shown_bytes(kept_bytes)} are held for other samples of the batches or the shuffle window, and "
+            f"{shown_bytes(requests_bytes(budget_bytes))} are reserved for requests. Give a memory_budget of at least "
+            f"{shown_bytes(enough_bytes, math.ceil)}, a smaller window (shuffle=N), or a smaller batch_size{cache}"
         )
 
     async def close(self) -> None:
@@ -238,7 +238,7 @@ class Fetcher:
         shard, number = shard_and_number(key)
         state = self.state_of(shard)
         if state.compression is not None:
-            # Beside others, require room for the largest so far, so that they do not stop each other.
+            # While others run, require room for the largest so far, so that they do not displace each other.
             room_bytes = PART_BYTES + (_BESIDE_BYTES + self._largest_bytes if self._decompressions else 0)
             is_busy = len(self._decompressions) >= DECOMPRESSED_AT_ONCE
             if is_busy or not self._admit(key, PART_BYTES + _BESIDE_BYTES, room_bytes):
@@ -256,7 +256,7 @@ class Fetcher:
         return True
 
     def _admit(self, key: int, size_bytes: int, room_bytes: int) -> bool:
-        """Count a part as in flight; return False if there is no room for it."""
+        """Make room for a part and count it as in flight; return False if it does not fit."""
         if not self._make_room(key, room_bytes):
             self.lacking = self.lacking or (key, room_bytes)
             return False
@@ -266,7 +266,7 @@ class Fetcher:
         return True
 
     def _start(self, state: FetchedShard, number: int, work: Coroutine[None, None, int]) -> None:
-        """Start to fetch a part; `work` returns its bytes in memory."""
+        """Run `work`, which fetches a part and returns its bytes in memory, and record the result."""
         key, generation = part_key(state.number, number), state.generation
 
         def on_end(task: asyncio.Task[int]) -> None:
@@ -310,12 +310,16 @@ class Fetcher:
         return None
 
     def _make_room(self, key: int, size_bytes: int) -> bool:
+        """Evict parts of later turns, and stop decompressions of later turns, until a part fits.
+
+        Return False if it cannot fit now.
+        """
         turn = self.window.turn_of(key)
         while (others := self._to_close(key)) is None or self.window.room_for(key, size_bytes) is None:
             last = max((job.key for job in self._decompressions.values()), key=self.window.turn_of, default=key)
             if self.window.turn_of(last) <= turn:
                 return False
-            self._release(shard_and_number(last)[0])  # restarts when its turn comes
+            self._release(shard_and_number(last)[0])  # it restarts at its turn
         for other in others:
             self._release(other)
         for each in self.window.room_for(key, size_bytes) or ():
@@ -362,14 +366,14 @@ class Fetcher:
             lookup.result()
         start, end = part_edges(number, state.total_bytes)
         if start >= end:
-            raise DatasetIndexError("the index points behind the end", url=state.url)
+            raise DatasetIndexError("the index points past the end of the shard", url=state.url)
         if state.file is not None:
             await self._fetch_to_file(state, state.file, number)
             return 0
         memory = state.ensure_memory()
 
         def write(offset: int, data: bytes) -> None:
-            if state.total_bytes is None:  # the first response has begun
+            if state.total_bytes is None:  # the first response states it
                 state.total_bytes = state.pin.total_bytes
                 self._wake()
             memory.write(offset, data)
@@ -382,7 +386,7 @@ class Fetcher:
             return await download - start
         finally:
             if allocation is not None and not allocation.cancel():
-                await asyncio.wrap_future(allocation)  # afterwards the pages may be freed
+                await asyncio.wrap_future(allocation)  # else it could allocate pages again after they are freed
 
     async def _fetch_to_file(self, state: FetchedShard, file: CacheFile, number: int) -> None:
         start, end = part_edges(number, state.total_bytes)
@@ -392,7 +396,7 @@ class Fetcher:
         pieces: list[bytes] = []
         await self.transfers.begin(self._source(state), start, end, lambda _, piece: pieces.append(piece))
         if not await self._write(file, start, pieces):
-            self._release(state.number)  # fetched to memory instead
+            self._release(state.number)  # so that its parts are fetched to memory
 
     async def _write(self, file: CacheFile, offset: int, pieces: Iterable[bytes]) -> bool:
         assert self._cache is not None
@@ -417,7 +421,7 @@ class Fetcher:
         state.total_bytes = state.pin.total_bytes
 
     async def _open_cached(self, state: FetchedShard) -> CacheFile | None:
-        """Open a shard's file in the disk cache; None if there is no cache, or as for `DiskCache.open`.
+        """Open a shard's file in the disk cache; return None if there is no cache, or `DiskCache.open` returns None.
 
         A shard for which the storage states neither ETag nor date is not cached: a later run could not detect a
         rewrite.
@@ -426,12 +430,12 @@ class Fetcher:
         if cache is None:
             return None
         if pin.total_bytes is None or pin.etag is None:
-            # By reading the first byte, since some urls are signed for reading only.
+            # Any request learns them; a byte is read because some URLs are signed for reading only.
             await self.transfers.read(self._source(state), 0, 1)
         if pin.etag is None or pin.total_bytes is None:
             cache.warn_once(
-                "does not keep %s, nor any other shard of which the storage states no ETag and no date: a rewritten "
-                "one would not be noticed. To keep them, copy the shards to a local folder",
+                "does not keep %s, nor any other shard for which the storage states neither ETag nor date: it could "
+                "not notice that a shard was rewritten. To keep them, copy the shards to a local folder",
                 without_secrets(url),
             )
             return None
@@ -445,9 +449,10 @@ class Fetcher:
     # -- compressed shards -----------------------------------------------------------------------------------------
 
     def _grow(self, job: _Decompression) -> bool:
+        """Admit another `PART_BYTES` of a decompressed shard; return False if they do not fit."""
         key, done = job.key, job.decompressor
         if not self._make_room(key, PART_BYTES):
-            # If the rest compresses equally well.
+            # This assumes that the rest is compressed equally well.
             expected_bytes = done.decompressed_bytes * (job.state.pin.total_bytes or 0) // max(1, done.compressed_bytes)
             self.lacking = self.lacking or (key, max(PART_BYTES, expected_bytes - job.room_bytes))
             return False
@@ -456,14 +461,14 @@ class Fetcher:
         return True
 
     async def _decompress(self, job: _Decompression) -> int:
-        """Fetch a compressed shard, decompress it to its memory on arrival, and return its decompressed size."""
+        """Fetch a compressed shard, decompress it to its memory as it arrives, and return its decompressed size."""
         memory = job.state.ensure_memory()
 
         async def write(offset: int, piece: bytes) -> None:
             while offset + len(piece) > job.room_bytes:
                 if not self._grow(job):
                     job.growing = asyncio.get_running_loop().create_future()
-                    self._wake()  # possibly nothing else can make room
+                    self._wake()  # to report it if nothing can make room
                     await job.growing
             memory.write(offset, piece)
 
@@ -471,6 +476,7 @@ class Fetcher:
             return await decompress(body, job.decompressor, write)
 
     async def _compressed(self, state: FetchedShard) -> AsyncGenerator[bytes]:
+        """Yield a compressed shard's bytes from disk, or from the storage while they are written to the disk cache."""
         if not self._storages.costs_requests(state.url):
             with open(open_listed(self._tables.listing.shard(state.number)), "rb") as local:
                 async for piece in _read_file(local.fileno()):
@@ -494,8 +500,8 @@ class Fetcher:
             if self._cache is None:
                 raise
             self._cache.turn_off(exc)
-            what = f"the disk cache cannot be read ({exc.strerror}); it is not used any more, so iterate again to go on"
-            raise StorageError(what, url=state.url, offset=offset) from exc
+            message = f"the disk cache cannot be read ({exc.strerror}) and is off from now on; iterate again to go on"
+            raise StorageError(message, url=state.url, offset=offset) from exc
         finally:
             if file is not None:
                 self._writer.submit(file.close)  # after pending writes
@@ -506,14 +512,14 @@ class FetchedShard:
     """A shard to fetch, and its state.
 
     Attributes:
-        number: in the listing.
+        number: the shard's number in the listing.
         pin: the version to read.
-        compression: a compressed shard is decompressed as a whole, into the single part 0.
-        total_bytes: its decompressed size, once known.
-        generation: the number of released memories and files.
-        memory: receives its parts.
-        file: its file in the disk cache, instead of memory.
-        lookup: the task that opens that file.
+        compression: None for a plain shard. A compressed one is decompressed as a whole, into the single part 0.
+        total_bytes: the decompressed size, once known.
+        generation: how often the memory or the file was released.
+        memory: receives the parts.
+        file: receives the parts instead of `memory`, in the disk cache.
+        lookup: the task that opens `file`.
     """
 
     number: int
@@ -528,7 +534,7 @@ class FetchedShard:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Return generation and mappable bytes: workers need a new descriptor if one changes."""
+        """Return the generation and the mappable bytes: if either changes, workers need a new descriptor."""
         return self.generation, self.total_bytes or self.ensure_memory().size_bytes
 
     def ensure_memory(self) -> SparseMemory:
@@ -538,7 +544,7 @@ class FetchedShard:
         return self.memory
 
     def free(self, part: int) -> None:
-        """Free a part that lies in memory."""
+        """Free a part's pages, if it lies in memory."""
         if self.memory is None:
             return
         if self.compression is not None:
@@ -557,14 +563,14 @@ class FetchedShard:
 
 @dataclass(slots=True, eq=False)
 class _Decompression:
-    """A decompression in progress, to a shard's memory.
+    """A shard that is being decompressed to its memory.
 
     Attributes:
         state: the shard.
-        key: of its part.
-        decompressor: counts its bytes.
-        room_bytes: bytes of the decompressed shard that have been admitted.
-        growing: set as soon as there is more room; None unless it waits for that.
+        key: the shard's single part.
+        decompressor: counts the compressed and decompressed bytes.
+        room_bytes: decompressed bytes that have been admitted.
+        growing: done as soon as there is more room; None unless the decompression waits for it.
     """
 
     state: FetchedShard
@@ -578,22 +584,22 @@ class SparseMemory:
     """Memory that is allocated only where written; other processes read it through a copied descriptor.
 
     Args:
-        size_bytes: its size; None if unknown: it then grows ahead of writes.
+        size_bytes: the final size; None if unknown, so that it grows with the writes.
 
     Attributes:
-        descriptor: owned by this object.
+        descriptor: owned by this object; -1 once closed.
         size_bytes: the current size, which never shrinks.
     """
 
     def __init__(self, size_bytes: int | None) -> None:
-        self.size_bytes = size_bytes or _LEAST_GROWTH_BYTES
+        self.size_bytes = size_bytes or _FIRST_BYTES
         self.descriptor = new_memory(self.size_bytes)
         self._closing = Lock()
 
     def allocate(self, start: int, end: int) -> None:
-        """Allocate pages, so that `write` only copies; thread-safe. Errors are left to `write`."""
+        """Allocate the pages of a range, so that `write` only copies. Thread-safe; errors are left to `write`."""
         if hasattr(os, "posix_fallocate"):
-            with suppress(OSError), self._closing:  # the number may be reused after a close
+            with suppress(OSError), self._closing:  # another file may get the descriptor's number after a close
                 os.posix_fallocate(self.descriptor, start, end - start)
 
     def write(self, offset: int, data: bytes) -> None:
@@ -604,7 +610,7 @@ class SparseMemory:
         write_fully(self.descriptor, data, offset)
 
     def free(self, start: int, end: int) -> None:
-        """Free the pages of a range that begins at a page, and ends at one or with the memory; on Linux."""
+        """Free the pages of a range, on Linux. It begins at a page, and ends at one or at the end of the memory."""
         end = min(end, self.size_bytes)
         if end > start and hasattr(mmap, "MADV_REMOVE"):
             with mmap.mmap(self.descriptor, self.size_bytes) as mapped:
@@ -630,9 +636,9 @@ class TableLoader:
         self._at_once = asyncio.Semaphore(SMALL_REQUESTS)
 
     def has(self, shards: Collection[int]) -> bool:
-        """Return True if the tables of some shards are loaded; otherwise load them, in this order.
+        """Return True if the tables of all given shards are loaded; otherwise start loading them, in this order.
 
-        They are kept until the next call.
+        Loaded tables stay at least until the next call.
 
         Raises:
             DatasetIndexError, StorageError: a table cannot be loaded.
@@ -647,11 +653,11 @@ class TableLoader:
 
     async def _load(self, shard: int) -> None:
         async with self._at_once:
-            if self._tables.needs_read(shard):  # it may have come with another one
+            if self._tables.needs_read(shard):  # it may have been read together with another one
                 await self._tables.fetch(shard)
 
     def _ended(self, shard: int, task: asyncio.Task[None]) -> None:
-        """Record any error, including our own bugs, for `has`."""
+        """Record any error, even a bug of this library, for `has` to raise."""
         del self.loading[shard]
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self.errors[shard] = error
@@ -659,12 +665,12 @@ class TableLoader:
 
 
 class Transfers:
-    """Run concurrent downloads in a running loop until `close`, with `retries`.
+    """Run and count concurrent downloads, in a running event loop, until `close`.
 
     Attributes:
         running: the downloads in flight, oldest first.
-        counts: of requests.
-        in_flight: the number of downloads in flight, over time.
+        counts: requests and bytes.
+        in_flight: the number of downloads in flight, integrated over time.
         events: receives an event for each ended download, for a trace; None for no trace.
     """
 
@@ -677,7 +683,7 @@ class Transfers:
         self.in_flight = TimeIntegral(self._loop.time)
 
     def begin(self, source: Source, start: int, end: int, write: Callable[[int, bytes], None]) -> asyncio.Task[int]:
-        """Begin a download; see `download`."""
+        """Start `download`, and return its task."""
         storage, url, pin = source
         running = Download(url, start, self._loop.time())
 
@@ -709,15 +715,15 @@ class Transfers:
         return bytes(content)
 
     async def read_all(self, source: Source) -> AsyncGenerator[bytes]:
-        """Fetch a whole shard, a few requests ahead. Raises what `download` raises."""
+        """Fetch a whole shard, a few requests ahead of the consumer. Raises what `download` raises."""
         ahead: deque[asyncio.Task[bytes]] = deque()
         start = 0
         try:
             while True:
-                end = source.pin.total_bytes  # stated by the first answer
-                while not ahead if end is None else len(ahead) <= PIECES_AHEAD and start < end:
-                    ahead.append(asyncio.create_task(self.read(source, start, start + PIECE_BYTES)))
-                    start += PIECE_BYTES
+                end = source.pin.total_bytes  # unknown until the first response, so a single request comes first
+                while not ahead if end is None else len(ahead) <= _PIECES_AHEAD and start < end:
+                    ahead.append(asyncio.create_task(self.read(source, start, start + _PIECE_BYTES)))
+                    start += _PIECE_BYTES
                 if not ahead:
                     return
                 yield await ahead.popleft()
@@ -734,7 +740,7 @@ class Transfers:
 
 
 class Source(NamedTuple):
-    """The source of a shard's bytes; all its downloads share one pin."""
+    """The source of a shard's bytes; all downloads of a shard share its pin."""
 
     storage: Storage
     url: str
@@ -743,11 +749,11 @@ class Source(NamedTuple):
 
 @dataclass(slots=True)
 class TransferCounts(RequestCounts):
-    """Totals since the start.
+    """Requests and bytes since the start.
 
     Attributes:
         received_bytes: all bytes, including those that arrived twice.
-        cached_bytes: of parts that were in the disk cache when needed.
+        cached_bytes: bytes of parts that were in the disk cache when needed.
     """
 
     received_bytes: int = 0
@@ -766,7 +772,7 @@ class Download:
 
 async def _read_file(descriptor: int, end: int = sys.maxsize) -> AsyncGenerator[bytes]:
     offset = 0
-    while data := await asyncio.to_thread(os.pread, descriptor, min(PIECE_BYTES, end - offset), offset):
+    while data := await asyncio.to_thread(os.pread, descriptor, min(_PIECE_BYTES, end - offset), offset):
         yield data
         offset += len(data)
 
@@ -778,7 +784,7 @@ def _close_opened(opening: Future[CacheFile | None]) -> None:
 
 
 class RangeReader:
-    """Read from a listing's shards and their indexes, with many concurrent requests."""
+    """Read tables and ranges of a listing's shards on demand, with many concurrent requests."""
 
     def __init__(self, listing: Listing, storages: Storages) -> None:
         self._listing = listing
@@ -795,7 +801,7 @@ class RangeReader:
     async def read(self, wanted: ByteRange) -> bytes:
         """Return the bytes of a range, clipped to the shard. Raises what `download` raises.
 
-        The shard's version must be the listed one, or else the first one read.
+        All reads of a shard must find the listed version, or if the listing states none, the version of the first read.
         """
         shard, start, end = wanted
         url = self._listing.shard(shard).url
@@ -814,10 +820,10 @@ class ByteRange(NamedTuple):
 
 
 def joined_ranges(places: Sequence[tuple[int, int, int]]) -> list[ByteRange]:
-    """Return few ranges, each at most a part long, that cover many places.
+    """Return ranges that cover all places with few requests: neighbours are joined, up to the size of a part.
 
     Args:
-        places: shard, start and end of each, in any order; empty ones are skipped.
+        places: the shard, start and end of each, in any order; empty places are skipped.
     """
     joined: list[ByteRange] = []
     for shard, start, end in sorted(places):

@@ -22,9 +22,9 @@ class Fetching(NamedTuple):
     """How a feeder fetches shards.
 
     Attributes:
-        storages: of the shards.
-        budget_bytes: for fetched bytes.
-        cache_folder: of the disk cache; None for none.
+        storages: read the shards.
+        budget_bytes: the loader's memory budget.
+        cache_folder: the folder of the disk cache; None for no cache.
         cache_bytes: maximum size of the disk cache.
     """
 
@@ -35,7 +35,7 @@ class Fetching(NamedTuple):
 
 
 def is_all_local(urls: Iterable[str], storages: Storages) -> bool:
-    """Return True if urls can be read without a server."""
+    """Return True if all URLs can be read without a server."""
     return not any(map(storages.costs_requests, urls))
 
 
@@ -46,7 +46,7 @@ def waits_for_index(listing: Listing, storages: Storages) -> bool:
 
 
 def fetched_shards(listing: Listing, storages: Storages) -> frozenset[int]:
-    """Return the shards and sidecars that workers cannot open: remote and compressed ones."""
+    """Return the numbers of the shards and sidecars that workers cannot open: remote and compressed ones."""
     remote = {folder: storages.costs_requests(f"{folder}/") for folder in {shard.folder for shard in listing.numbered}}
     return frozenset(
         number
@@ -70,8 +70,8 @@ class ResidentShards:
     small samples.
 
     Args:
-        shards: the listing's, by number.
-        fetcher: for the shards that cannot be opened here; None if there are none.
+        shards: all shards of the listing, by number.
+        fetcher: holds the shards that must be fetched; None if there are none.
         kept_bytes: maximum bytes of finished shards that stay mapped.
     """
 
@@ -98,7 +98,7 @@ class ResidentShards:
         return OpenShard(listed.url, listed.bytes, open_listed(listed))
 
     def versions(self, shards: Iterable[int]) -> dict[int, tuple[int, int]]:
-        """Return for each shard a value that changes whenever it must be opened again."""
+        """Return for each shard a value that changes whenever workers must open the shard again."""
         versions = dict.fromkeys(shards, (0, 0))
         if self._fetcher is not None:
             fetched = versions.keys() & self._fetcher.fetched
@@ -106,7 +106,7 @@ class ResidentShards:
         return versions
 
     def need(self, shards: Sequence[int]) -> dict[int, tuple[int, int]]:
-        """Record that rows of shards are needed; recheck kept ones. Return `versions`.
+        """Record that rows of shards are needed, check kept shards for changes, and return `versions`.
 
         Raises what `open` raises.
         """
@@ -117,7 +117,7 @@ class ResidentShards:
         return self.versions(shards)
 
     def finish(self, shards: Iterable[int]) -> list[int]:
-        """Keep shards that are not needed for now; return those to unmap, least recently finished."""
+        """Record that shards are not needed for now; return the least recently finished shards, to unmap."""
         fetched = () if self._fetcher is None else self._fetcher.fetched
         for shard in shards:
             if shard not in self._kept and shard not in fetched:
@@ -132,18 +132,18 @@ class ResidentShards:
 
 
 def open_listed(listed: Shard) -> int:
-    """Open a local shard that is still as listed, and return its read-only descriptor.
+    """Open a local shard, check that it is still as listed, and return a read-only descriptor.
 
     Raises:
         ShardNotFoundError, ShardChangedError, StorageError: as for `ResidentShards.open`.
     """
-    descriptor, found = open_regular(listed.url)
-    if (found.st_size, found.st_mtime_ns) == (listed.bytes, listed.mtime_ns):
+    descriptor, status = open_regular(listed.url)
+    if (status.st_size, status.st_mtime_ns) == (listed.bytes, listed.mtime_ns):
         return descriptor
     os.close(descriptor)
     raise ShardChangedError(
         "the shard was changed while it was in use: it was listed with "
-        f"{listed.bytes} bytes (mtime {listed.mtime_ns}) and has {found.st_size} (mtime {found.st_mtime_ns}) "
+        f"{listed.bytes} bytes (mtime {listed.mtime_ns}) and has {status.st_size} (mtime {status.st_mtime_ns}) "
         "now; make a new loader, and give every version of a dataset a folder of its own",
         url=listed.url,
     )

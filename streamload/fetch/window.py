@@ -1,4 +1,4 @@
-"""Divide shards into parts, and track their presence, their next use and what to evict."""
+"""Divide shards into parts, and decide which part to fetch next and which to evict for it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 
 PART_BYTES = 8 << 20
-"""Size of a part, except for a shard's last: large, because of each request's latency, and small, because a part is
-held as long as one of its samples is needed."""
+"""Size of all parts of a shard but the last. Larger parts would need fewer requests, each with its latency; smaller
+ones would be released sooner, since a part is held as long as one of its samples is needed."""
 
 NUMBER_BITS = 32
 """Bits of a part's number in its key, below those of the shard."""
@@ -32,15 +32,16 @@ def part_edges(number: int, shard_bytes: int | None) -> tuple[int, int]:
     return start, end if shard_bytes is None else min(end, shard_bytes)
 
 
+# Turns, in ascending order: held parts, planned batches (each with a turn for every part), scans, unneeded parts.
 _HELD = 0
-_AT_ONCE = 1
-_SCANS = 1 << 60
+_FIRST_BATCH, _TURNS_OF_BATCH = 1, 1 << 20
+_FIRST_SCAN = 1 << 60
 LAST = (1 << 62) - 1
 """The turn of a part that is needed after all others."""
 _NEVER = 1 << 62
-_MOST_STALE = 64
 
-_PARTS_OF_BATCH = 1 << 20
+# Outdated entries that a small heap may hold; a large one may hold as many as current ones.
+_MOST_OUTDATED = 64
 
 
 def raise_first(errors: Mapping[int, Exception], numbers: Iterable[int]) -> None:
@@ -51,7 +52,7 @@ def raise_first(errors: Mapping[int, Exception], numbers: Iterable[int]) -> None
 
 
 class _Queue:
-    """Parts by rank, least first: a heap that may also hold outdated entries.
+    """Yield parts in the order of their ranks, from a heap that may also hold outdated entries.
 
     Attributes:
         ranks: the current rank of each part.
@@ -65,14 +66,14 @@ class _Queue:
         if self.ranks.get(key) == rank:
             return
         self.ranks[key] = rank
-        if len(self._heap) > 2 * len(self.ranks) + _MOST_STALE:
+        if len(self._heap) > 2 * len(self.ranks) + _MOST_OUTDATED:
             self._heap = [(rank, key) for key, rank in self.ranks.items()]
             heapq.heapify(self._heap)
         else:
             heapq.heappush(self._heap, (rank, key))
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the parts by rank; they must not change meanwhile."""
+        """Yield the parts, least rank first; the queue must not change meanwhile."""
         popped: list[tuple[tuple[int, int], int]] = []
         try:
             while self._heap:
@@ -87,23 +88,23 @@ class _Queue:
 
 
 class PartWindow:
-    """The parts, by their keys, that are present, in flight or needed.
+    """Track the parts that are present, in flight or needed, by their keys.
 
-    A part's *turn* is its next use: now, if it is *held*; else the first planned batch that needs it; else, after all
-    batches, its shard's scan or rows; else never. The missing part with the first turn is fetched next. Only parts of
-    later turns are evicted for it, the last turn first; among unneeded parts, the longest unneeded first. As long as
-    there is room, parts stay.
+    A part's *turn* is its next use: now, if it is *held*; else the first planned batch that needs it; else a scan of
+    its shard, after all batches; else never. The missing part with the first turn is fetched next. Only parts of later
+    turns are evicted for it, the last turn first; among unneeded parts, the longest unneeded first. As long as there is
+    room, parts stay.
 
     Args:
         budget_bytes: maximum bytes of present and in-flight parts.
 
     Attributes:
-        used_bytes: their bytes.
-        sizes: the bytes of each.
+        used_bytes: the bytes of all present and in-flight parts.
+        sizes: the bytes of each present or in-flight part.
         present: the parts in memory, or in a file.
         of_shard: the present and in-flight parts of each shard.
-        kept: the present parts kept for rows of a scan, with their turns.
-        missing: needed parts that are not in flight, by turn: the first is fetched next.
+        kept: present parts that rows of a scanned shard need next, with their turns.
+        missing: needed parts that are neither present nor in flight, by turn: the first is fetched next.
         free: unneeded present parts that take no memory; to be dropped.
     """
 
@@ -114,25 +115,25 @@ class PartWindow:
         self.present: set[int] = set()
         self.of_shard: dict[int, set[int]] = {}
         self._errors: dict[int, Exception] = {}
-        # Needs of parts: each gives one or more turns.
+        # The needs of parts, from which their turns follow.
         self._holds: Counter[int] = Counter()
-        self._turns = itertools.count(_AT_ONCE, _PARTS_OF_BATCH)
+        self._turns = itertools.count(_FIRST_BATCH, _TURNS_OF_BATCH)
         self._planned: dict[int, deque[int]] = {}  # ascending
         self._requested: dict[int, int] = {}
         self.kept: dict[int, int] = {}
-        # Derived from these, by `_update` alone.
+        # Derived from the needs, by `_update` alone.
         self.missing = _Queue()
         self.free: set[int] = set()
         self._evictable = _Queue()
         self._clock = itertools.count()
 
     def are_present(self, keys: Iterable[int]) -> bool:
-        """Return True if all given parts are present; raise the error of a failed one."""
+        """Return True if all these parts are present; raise the error of a failed one."""
         raise_first(self._errors, keys)
         return self.present.issuperset(keys)
 
     def turn_of(self, key: int) -> int:
-        """Return a part's turn, for comparison with others."""
+        """Return a part's turn, for comparison with other parts."""
         if key in self._holds:
             return _HELD
         planned = self._planned.get(key)
@@ -141,23 +142,23 @@ class PartWindow:
     # -- needs -----------------------------------------------------------------------------------------------------
 
     def plan(self, keys: Iterable[int]) -> None:
-        """Append a batch to the plan; it needs parts in this order."""
+        """Append a batch to the plan, which needs these parts in this order."""
         turn = next(self._turns)
         for number, key in enumerate(keys):
-            self._planned.setdefault(key, deque()).append(turn + min(number, _PARTS_OF_BATCH - 1))
+            self._planned.setdefault(key, deque()).append(turn + min(number, _TURNS_OF_BATCH - 1))
             self._update(key)
 
-    def unplan(self, keys: Iterable[int], which: int = 0) -> None:
-        """Undo the first `plan` of parts, whose batch now holds them; or with -1 the last, whose batch is cancelled."""
+    def unplan(self, keys: Iterable[int], index: int = 0) -> None:
+        """Undo one `plan` of parts: the first (0) when its batch holds them, the last (-1) when it is cancelled."""
         for key in keys:
             turns = self._planned[key]
-            del turns[which]
+            del turns[index]
             if not turns:
                 del self._planned[key]
             self._update(key)
 
     def hold(self, keys: Iterable[int]) -> None:
-        """Hold parts until `release` is called as often."""
+        """Hold parts, until `release` has been called as often."""
         for key in keys:
             self._holds[key] += 1
             self._update(key)
@@ -171,8 +172,8 @@ class PartWindow:
             self._update(key)
 
     def request(self, key: int, scan: int | None) -> None:
-        """Fetch a part for a scan (later scans have larger numbers); for None, once and last. Idempotent."""
-        self._requested[key] = LAST if scan is None else _SCANS + scan
+        """Request a part for a scan (later scans have larger numbers); with None, once after all else. Idempotent."""
+        self._requested[key] = LAST if scan is None else _FIRST_SCAN + scan
         self._update(key)
 
     def withdraw(self, key: int) -> None:
@@ -181,8 +182,8 @@ class PartWindow:
         self._update(key)
 
     def keep(self, key: int, scan: int) -> None:
-        """Keep a present part for a scan's rows, until a part of an earlier turn needs its room."""
-        self.kept[key] = _SCANS + scan
+        """Keep a present part for the rows of a scan, until a part of an earlier turn needs the room."""
+        self.kept[key] = _FIRST_SCAN + scan
         self._update(key)
 
     def unkeep(self, key: int) -> None:
@@ -195,10 +196,10 @@ class PartWindow:
         for key in list(self.kept):
             self.unkeep(key)
 
-    # -- what comes and goes ---------------------------------------------------------------------------------------
+    # -- arrival and eviction --------------------------------------------------------------------------------------
 
     def evictable(self, key: int) -> Iterator[int]:
-        """Yield the parts that may be evicted for a part: those of later turns, last first."""
+        """Yield the parts that may be evicted for a part: the ones of later turns, last first."""
         turn = self.turn_of(key)
         for other in self._evictable:
             if -self._evictable.ranks[other][0] <= turn:
@@ -235,7 +236,7 @@ class PartWindow:
         self._update(key)
 
     def drop(self, key: int) -> None:
-        """Remove a part that is present or in flight; if needed, it is fetched again when due."""
+        """Remove a part that is present or in flight; a needed part is fetched again at its turn."""
         shard = shard_and_number(key)[0]
         self.kept.pop(key, None)
         self.present.discard(key)
@@ -252,14 +253,14 @@ class PartWindow:
         self.drop(key)
 
     def retry_failed(self) -> None:
-        """Clear errors, so that failed parts are fetched again if needed."""
+        """Clear errors, so that failed parts are fetched again if they are needed."""
         failed = list(self._errors)
         self._errors.clear()
         for key in failed:
             self._update(key)
 
     def _update(self, key: int) -> None:
-        """Requeue a part after a change of its needs or its place."""
+        """Queue a part anew after its needs or its presence changed."""
         turn = self.turn_of(key)
         self.free.discard(key)
         if turn == _NEVER or key in self.sizes or key in self._errors:
@@ -275,5 +276,5 @@ class PartWindow:
             return
         if not self.sizes[key]:
             self.free.add(key)
-        if self._evictable.ranks.get(key, (0, 0))[0] != -_NEVER:  # otherwise it keeps its place among the unneeded
+        if self._evictable.ranks.get(key, (0, 0))[0] != -_NEVER:  # else it keeps its place among the unneeded parts
             self._evictable.put(key, (-_NEVER, next(self._clock)))
