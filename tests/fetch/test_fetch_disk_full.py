@@ -188,5 +188,5 @@ def test_a_cache_that_has_room_for_no_shard_says_so_once(
         assert [labels_of(loader) for _ in range(2)] == [LABELS] * 2
     (warning,) = [record.getMessage() for record in caplog.records]
     assert f"{tmp_path}/streamload-shards may take {cache_size or nearly_full * 9 // 10:,} bytes" in warning
-    assert "free space on that disk, or give another cache_dir, or a larger cache_size" in warning
+    assert "free space on that disk, give another cache_dir, or raise cache_size" in warning
     assert files_in(tmp_path) == (0, 0)

@@ -102,7 +102,7 @@ def test_a_dataset_within_the_budget_is_read_whatever_the_window(server: FaultSe
 def test_what_the_parts_of_one_batch_take_is_in_the_error(server: FaultServer) -> None:
     """Its samples lie in four parts; three have come, and none of these can make room for the rest of the shard."""
     with loader_of(server, "plain", memory_budget="36MB", batch_size=28, shuffle=False) as loader:
-        held = r"4\.9 MB more are needed now, while 25 MB of shards are held"
+        held = r"4\.9 MB more are needed now, but 25 MB are held for other samples"
         with pytest.raises(StorageError, match=rf"{held}.* memory_budget of at least 39 MB, a smaller"):
             epoch_of(loader)
 
