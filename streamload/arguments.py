@@ -18,7 +18,7 @@ T = TypeVar("T")
 _PREFIXES = " kmgt"
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)\s*(?:([kmgt])(i?))?b?\s*", re.IGNORECASE)
 
-# Typos are closer to a known name than this; other loaders' arguments (`batch_sampler`) mostly are not.
+# The least similarity of a typo to a known name; other loaders' arguments (`batch_sampler`) are mostly less similar.
 _ALIKE = 0.77
 
 # Keywords and methods of other loaders, and retired ones of this loader, with their replacements.
@@ -42,7 +42,7 @@ _INSTEAD = {
     "prefetch_factor": "pass prefetch_batches=, which counts the batches of all workers together",
     "progress": "leave it out; the log says how far scans are",
     "remote": "pass it as urls",
-    "resampled": "leave it out; ranks get equally many batches. To draw with replacement pass weights=",
+    "resampled": "leave it out; all ranks get the same number of batches. To draw with replacement pass weights=",
     "samples": "use where=, such as 'fraction < 0.1', or pass keys as where=",
     "select": "pass where=",
     "shardshuffle": "pass shuffle=",
@@ -69,16 +69,16 @@ def parse_bytes(name: str, value: int | str) -> int:
     K and KB, M and MB, ... are powers of 1000; KiB, MiB, ... of 1024.
 
     Raises:
-        TypeError, ValueError: neither of these, or less than one byte; the message has the argument's name.
+        TypeError, ValueError: the value is neither of these, or less than one byte; the message has `name`.
     """
     advice = f'{name}={value!r} must be a positive number of bytes, or a string such as "512MiB" or "20GB"'
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError(advice)
     if isinstance(value, str):
-        written = _SIZE.fullmatch(value)
-        number = inf if written is None else float(written[1])
-        if written is not None:
-            number *= (1024 if written[3] else 1000) ** _PREFIXES.index((written[2] or " ").lower())
+        match = _SIZE.fullmatch(value)
+        number = inf if match is None else float(match[1])
+        if match is not None:
+            number *= (1024 if match[3] else 1000) ** _PREFIXES.index((match[2] or " ").lower())
         if number == inf:
             raise ValueError(advice)
         value = int(number)
@@ -127,23 +127,20 @@ def by_field(argument: str, functions: Mapping[str, T]) -> dict[str, T]:
 
 
 def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:
-    """Raise an error if a function cannot be called with one argument (and `rng`, if it has such a parameter).
+    """Raise TypeError unless a function can be called with one argument (and `rng`, if it has such a parameter).
 
-    A function without a readable signature passes.
+    A function without a readable signature passes. A class of callable objects is refused, since an instance is meant.
 
     Args:
-        name: of the user's argument.
-        function: to check.
-        what: the argument that the function will get.
-
-    Raises:
-        TypeError: it takes none or more arguments; or it is a class instead of an instance.
+        name: the name of the user's argument.
+        function: the function to check.
+        what: a description of the argument that the function will get.
     """
     # Metaclasses count as functions.
     kinds = function.__mro__ if isinstance(function, type) and not issubclass(function, type) else ()
     if any("__call__" in vars(kind) for kind in kinds):
         raise TypeError(
-            f"{name}={function!r} is a class, but its instances are what can be called with one argument, {what}; give "
+            f"{name}={function!r} is a class, and only its instances can be called with one argument, {what}; give "
             f"one, as in {function.__name__}(...)"
         )
     try:
@@ -160,7 +157,7 @@ def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:
 
 
 def handlers_in(decoder: object) -> tuple[Callable[[str, Any], Any], ...]:
-    """Return decoders of WebDataset's kind, functions of an extension and bytes, of one or a list; () of others."""
+    """Return WebDataset's decoders, one or a list, as a tuple: functions of an extension and bytes. () for others."""
     functions: tuple[Any, ...] = tuple(decoder) if isinstance(decoder, list | tuple) else (decoder,)
     for function in functions:
         try:
@@ -175,7 +172,7 @@ def handlers_in(decoder: object) -> tuple[Callable[[str, Any], Any], ...]:
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return " (did you mean 'jpg'?)" if a known name resembles an unknown one, else nothing."""
-    import difflib  # workers import this module, and seldom call this
+    import difflib  # imported here, since each worker imports this module and few call this function
 
     alike = difflib.get_close_matches(name, list(known), 1, cutoff)
     return f" (did you mean {alike[0]!r}?)" if alike else ""
@@ -184,11 +181,11 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 def advises(constructor: Callable[P, R], *, neutral: Mapping[str, tuple[object, ...]] | None = None) -> Callable[P, R]:
     """Make a constructor reject unknown keywords with a TypeError that names the replacement.
 
-    Its signature is unchanged. NumPy scalars are converted to Python numbers.
+    The constructor's signature is unchanged. NumPy scalars are converted to Python numbers.
 
     Args:
-        constructor: to call.
-        neutral: unknown keywords to drop if they have one of these values, which request nothing.
+        constructor: the constructor to wrap.
+        neutral: unknown keywords that are dropped if they have one of the given values, which request nothing.
     """
     known = inspect.signature(constructor).parameters.keys()
     owner = constructor.__qualname__.partition(".")[0]
@@ -197,15 +194,15 @@ def advises(constructor: Callable[P, R], *, neutral: Mapping[str, tuple[object, 
 
     @functools.wraps(constructor)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = dict(kwargs)
+        keywords = dict(kwargs)
         for name in kwargs.keys() & accepted.keys():
-            if any(type(given[name]) is type(each) and given[name] == each for each in accepted[name]):
-                del given[name]
-        unknown = [name for name in given if name not in known]
+            if any(type(keywords[name]) is type(each) and keywords[name] == each for each in accepted[name]):
+                del keywords[name]
+        unknown = [name for name in keywords if name not in known]
         if unknown:
             named = ", ".join(f"{name!r}{_hint(name, known)}" for name in unknown)
             raise TypeError(f"{owner} got an unexpected keyword argument {named}; help({owner}) lists the arguments")
-        return construct(*map(as_python, args), **{name: as_python(value) for name, value in given.items()})
+        return construct(*map(as_python, args), **{name: as_python(value) for name, value in keywords.items()})
 
     return checked
 
@@ -217,7 +214,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 
 def no_attribute(owner: type, name: str) -> AttributeError:
-    """Return the error for a missing attribute, with advice on methods of other loaders."""
+    """Return the error for a missing attribute, with the replacement for a method of another loader."""
     message = f"{owner.__name__!r} object has no attribute {name!r}"
     if name in inspect.signature(owner).parameters:
         return AttributeError(f"{message}; it is a keyword: {owner.__name__}(urls, {name}=...)")

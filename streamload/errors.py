@@ -1,4 +1,4 @@
-"""Define every error that streamload raises on its own account, as one tree.
+"""Define streamload's own errors, as one tree.
 
 There is one class for each decision of a caller: check the storage, repair or remove a shard, rebuild an index, fix or
 skip a sample, restart, or correct a saved state. Invalid arguments raise `ValueError` and `TypeError`. Every error
@@ -12,8 +12,8 @@ from typing import Any
 
 from streamload.text import printable
 
-# User and password before a host, and in a web address anything there, which may be a token. Elsewhere a single name
-# there is public, such as the container in `abfs://container@account/`.
+# A user with a password before a host; in a web address also a user alone, which may be a token. In other urls a name
+# alone is public, such as the container in `abfs://container@account/`.
 _LOGIN = re.compile(
     r"(?<=://)(?:(?<=http://)|(?<=https://))[^/?#\s]+@"
     r"|(?<=://)(?!\[)[^/?#\s:]*:(?!:|\d+(?:[/?#]|\Z))(?:[^/?#\s]*@|[^?#\s]*?@)",
@@ -25,7 +25,7 @@ _SECRET_NAME = re.compile(
     r"x-(?:amz|goog)-|token|secret|passw|pwd|signature|credential|auth(?!or)|session|jwt|hmac|hdn(?:ea|tl|ts)|ticket|"
     r"api[-_]?key|access[-_]?(?:key|id)|key-pair-id|\A(?:code|key|sig|sign|sas)\Z"
 )
-# Parameters that belong to a signature only beside it: S3 and Cloud Storage in their older form, CloudFront; Azure.
+# Parameters that are secret only beside a signature: of S3 and Cloud Storage (older forms), CloudFront, and Azure.
 _BESIDE_SIGNATURE = {
     "signature": re.compile("expires|policy"),
     "sig": re.compile("s[eiprstv]|s(?:dd|es|ip|pr|rt|cid|aoid|uoid)|sk(?:[estv]|oid|tid)"),
@@ -104,7 +104,7 @@ class TransientStorageError(StorageError):
     Reads retry such requests; this is the error of the last attempt.
 
     Attributes:
-        throttled: whether the storage asked for fewer requests (429, 503, SlowDown).
+        throttled: the storage asked for fewer requests (429, 503, SlowDown).
         retry_after_s: seconds until the next request, if the storage stated them (`Retry-After`).
     """
 
@@ -116,7 +116,7 @@ class TransientStorageError(StorageError):
 
 
 class ShardFormatError(StreamloadError):
-    """A shard is not a whole, well-formed tar archive of samples; `offset` is the place of the damage."""
+    """A shard is not a complete, well-formed tar archive of samples; `offset` is the place of the damage."""
 
 
 class DatasetIndexError(StreamloadError):
@@ -124,7 +124,7 @@ class DatasetIndexError(StreamloadError):
 
 
 class SampleError(StreamloadError):
-    """One sample could not be made; `on_error=` decides whether that ends the run."""
+    """A sample could not be made; `on_error=` decides whether that ends the run."""
 
 
 class DecodeError(SampleError):
@@ -140,7 +140,7 @@ class CollateError(SampleError):
 
 
 class WorkerError(StreamloadError):
-    """A feeder or worker process could not be started, several died in turn, or none answered in time."""
+    """A feeder or worker process could not be started, died repeatedly, or did not answer in time."""
 
 
 class ClusterError(StreamloadError):

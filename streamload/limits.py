@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _MOUNTS = "sys/fs/cgroup"
-# Version 1 writes "no limit" as the largest multiple of a page.
+# Limits from here on mean "no limit": version 1 writes the largest multiple of a page.
 _NO_LIMIT = 1 << 60
 
 
@@ -45,20 +45,20 @@ def processor_quota(root: str = "/") -> int | None:
 
 
 def free_memory_bytes(root: str = "/") -> int | None:
-    """Return the memory that can be allocated below all limits; None if there is no limit.
+    """Return the memory, in bytes, that can be allocated within all cgroup limits; None if there is no limit.
 
     The page cache counts as free, since the kernel reclaims it before refusing an allocation.
     """
-    found = [_free_bytes(folder, _MEMORY_V2) for folder in _folders(root)]
-    found += [_free_bytes(folder, _MEMORY_V1) for folder in _folders(root, "memory")]
-    return min((free for free in found if free is not None), default=None)
+    free = [_free_bytes(folder, _MEMORY_V2) for folder in _folders(root)]
+    free += [_free_bytes(folder, _MEMORY_V1) for folder in _folders(root, "memory")]
+    return min((each for each in free if each is not None), default=None)
 
 
 def _folders(root: str, controller: str = "") -> Iterator[str]:
-    """Yield the folders of this process's cgroups and all above them, up to the mount.
+    """Yield the folders of this process's cgroups, and all above them up to the mount.
 
-    A controller of version 1 may be mounted under each of its names in `proc`; the empty one is version 2, which hybrid
-    systems mount as `unified`.
+    A controller of version 1 may be mounted under any of its names in `proc`. The empty controller stands for version
+    2, which hybrid systems mount as `unified`.
     """
     own = [(names, path) for names, path in _own_cgroups(root) if controller in names.split(",")]
     mounts = [controller, *(names for names, _ in own)] if controller else ["", "unified"]
@@ -74,7 +74,7 @@ def _folders(root: str, controller: str = "") -> Iterator[str]:
 def _own_cgroups(root: str) -> list[tuple[str, str]]:
     lines = [line.split(":", 2) for line in _text(root, "proc/self/cgroup").splitlines()]
     own = [(line[1], line[2]) for line in lines if len(line) == 3]
-    # ".." leads out of the namespace
+    # A path with ".." leads out of the namespace.
     return [(names, path) for names, path in own if path.startswith("/") and ".." not in path.split("/")]
 
 
@@ -101,9 +101,9 @@ def _text(folder: str, name: str) -> str:
 # -- memory: the byte budget and its parts --------------------------------------------------------------------------
 # The share of the initially free memory that is the default budget of all ranks of this machine together.
 FREE_MEMORY_SHARE = 4
-# The smallest default budget of a rank.
+# The least default budget of a rank.
 LEAST_BUDGET_BYTES = 64 << 20
-# For request buffers: the measured growth of the feeder with the maximum of requests in flight.
+# The part of the budget for request buffers: the measured growth of the feeder with `MOST_REQUESTS` in flight.
 REQUESTS_BYTES = 112 << 20
 
 REQUEST_BYTES = REQUESTS_BYTES // 28
@@ -125,12 +125,12 @@ FIRST_BLOCK_ROWS, BLOCK_ROWS = 256, 2048
 RESIDENT_BYTES, RESIDENT_SHARDS = 256 << 20, 64
 # Free slots kept regardless of size, and the total bytes up to which more are kept.
 LEAST_FREE_SLOTS, FREE_SLOTS_BYTES = 8, 128 << 20
-# More than the batches that are ever in flight, so that slots are reused.
+# The maximum of free slots; more than the batches that are ever in flight, so that slots are reused.
 MOST_FREE_SLOTS = 640
-# Maximum slots of kept batches before the pool gives some away.
+# Maximum slots of batches that the user keeps; beyond it the pool forgets the oldest.
 MOST_KEPT_SLOTS = 128
 
-# -- descriptors: shares of what a process may have open --------------------------------------------------------------
+# -- descriptors: shares of a process's limit of open ones ------------------------------------------------------------
 # Feeder: fetched shards, each with a descriptor or two.
 FETCHED_SHARDS_SHARE = 6
 # Feeder: the shards of concurrently scheduled tasks.
@@ -139,7 +139,7 @@ SCHEDULED_SHARDS_SHARE = 8
 SLOTS_IN_FLIGHT_SHARE, SLOTS_KEPT_SHARE = 4, 8
 # Worker: the shards that it keeps open.
 WORKER_SHARDS_SHARE = 4
-# The caller's process in place of a worker: its own descriptors are open there too.
+# The caller's process in place of a worker: the program's own descriptors are open there too.
 CALLER_SHARDS_SHARE = 6
 
 # -- requests at once -------------------------------------------------------------------------------------------------

@@ -61,8 +61,8 @@ class StreamLoader(OpenDataset):
     pass that is left early (`break`, an exception in the loop's body) skips the rest of its epoch. An error of the
     loader, and Ctrl-C while it waits for a batch, end the processes; the next pass starts new ones. A process that dies
     is replaced, and the epoch continues with the same batches. The loader starts no thread in the process that
-    iterates, and only one thread at a time may use it. In an event loop, `async for` and `async with` let other
-    coroutines run meanwhile.
+    iterates, and only one thread at a time may use it. In an event loop, use `async for` and `async with`, which let
+    other coroutines run while the loader waits.
 
     Attributes:
         rank, world_size, batch_size, drop_last, num_workers: the arguments, with None and "auto" resolved.
@@ -86,21 +86,22 @@ class StreamLoader(OpenDataset):
             host memory, which is page-locked if there is CUDA.
         where: the samples to use: a condition such as `aesthetic > 5 and "txt"` (docs/choosing-samples.md); a function
             that looks up columns by name, as arrays, and returns a boolean for each sample; keys; or the `Path` of a
-            file with one key a line.
+            file with one key per line.
         storage_options: credentials and options for remote storage, in fsspec's spellings (`key`, `secret`, `token`,
-            `anon`, `endpoint_url`, `client_kwargs`). Others are found where other tools find them.
+            `anon`, `endpoint_url`, `client_kwargs`). By default they come from the environment, as for other tools.
         memory_budget: memory for fetched shards and requests, in bytes or as "8GB"; "auto" is a quarter of the free
             memory, divided among the ranks of a machine. Local uncompressed shards use none of it.
         decode: (data) True decodes by extension; a mapping from extensions to functions of bytes extends or replaces
-            that; WebDataset's decoders, one or a list, are asked before; False leaves bytes. Pickles are never loaded.
+            the built-in decoders; WebDataset's decoders, one or a list, are tried before them; False leaves bytes.
+            Pickles are never loaded.
         join: (data) sidecars, one or a list: datasets with more fields of the samples, matched by key, as written by
             `streamload map --sidecar`.
         verify: (data) check every field against the checksum in the index.
         collate_fn: (batches) makes a batch from a list of samples; by default as torch's `default_collate`.
         drop_last: (batches) drop the last samples of an epoch if they do not fill a batch on every rank.
         pad: (batches) with several ranks, fill the last batch with the first samples of the order, so that all ranks
-            have equally many batches and samples. False adds nothing: every sample exactly once, for evaluation.
-        seed: (order) of the order and of all randomness.
+            have the same number of batches and samples. False delivers every sample exactly once, for evaluation.
+        seed: (order) determines the order and all randomness.
         lanes: (order) the number of streams that the order is interleaved from; by default the first run's world size.
             The same number resumes at another world size.
         weights: (selection) how often to draw samples, with replacement: "balanced", a mapping from labels to the
@@ -108,23 +109,24 @@ class StreamLoader(OpenDataset):
         sampler: (selection) an iterable of sample numbers, such as a torch Sampler: the order of all ranks.
         epoch_size: (selection) samples per epoch, over all ranks; epochs are cut from endless passes.
         worker_init_fn: (workers) called with the worker's number when a worker starts.
-        prefetch_batches: (workers) batches to make ahead.
+        prefetch_batches: (workers) the number of batches to make ahead.
         index: (storage) a folder with the index of the shards, if it is not beside them; it may be remote.
         filesystem: (storage) an fsspec filesystem to read everything with; `urls` and `index` are its paths.
         cache_dir: (storage) cache remote shards in this local folder, which ranks of one user on a machine may share.
-        cache_size: (storage) maximum size of the cache, in bytes or as "200GB"; by default nine tenths of the space.
+        cache_size: (storage) maximum size of the cache, in bytes or as "200GB"; by default nine tenths of the free
+            space.
         on_error: (errors) raise a failed sample's error ("raise"), leave the sample out of its batch ("skip"), or
             substitute another sample of the batch ("replace"). If every sample of a batch fails, the previous batch
             takes its place, so that ranks keep step; with pad=False it is left out. Bugs in the program (TypeError,
             NameError) always raise.
-        rank: (ranks) this process's rank; by default torch.distributed's, or RANK.
-        world_size: (ranks) the number of ranks; by default torch.distributed's, or WORLD_SIZE.
+        rank: (ranks) this process's rank; by default that of torch.distributed, or RANK.
+        world_size: (ranks) the number of ranks; by default that of torch.distributed, or WORLD_SIZE.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message has its name, its value and a valid one.
         ShardNotFoundError: a shard does not exist, or a pattern matches nothing.
-        DatasetIndexError: an index is damaged or of other shards, or writing the shards was interrupted. From the first
-            pass: the same label stands for different classes in several folders, by `classes.json`.
+        DatasetIndexError: an index is damaged or of other shards, or writing the shards was interrupted. The first pass
+            raises it if folders give different classes the same label in their `classes.json`.
     """
 
     _stays_in_trainer = True
@@ -198,10 +200,10 @@ class StreamLoader(OpenDataset):
 
     @property
     def transform(self) -> Transform | None:
-        """Return the constructor's argument. Setting another one changes the next pass, not the running one.
+        """Return the transform, which may be set: the next pass uses the new one, a running pass the old one.
 
         Raises:
-            TypeError, ValueError: the constructor would refuse the new value; nothing is changed then.
+            TypeError, ValueError: the new value is invalid; the loader is unchanged.
         """
         return self._options.transform
 
@@ -212,7 +214,7 @@ class StreamLoader(OpenDataset):
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise TypeError(
-            "a StreamLoader stands for processes and a place in an epoch, so it cannot be copied or pickled"
+            "a StreamLoader owns processes and has a position in an epoch, so it cannot be copied or pickled"
         )
 
     def __getitem__(self, index: Any) -> NoReturn:
@@ -280,7 +282,7 @@ class StreamLoader(OpenDataset):
                 self._link.last_position(start)  # raises for a position after the end
             connection = self._link.begin(start)
             self._cursor = Cursor(epoch, position)
-            begun = EpochIterator(
+            iterator = EpochIterator(
                 start,
                 connection,
                 self._link,
@@ -291,8 +293,8 @@ class StreamLoader(OpenDataset):
                 in_use=self._in_use,
                 move=self._move,
             )
-            self._iterator = weakref.ref(begun)
-            return begun
+            self._iterator = weakref.ref(iterator)
+            return iterator
         finally:
             self._in_use.release()
 
@@ -313,9 +315,10 @@ class StreamLoader(OpenDataset):
         return self._sampling.start(epoch, position, sum(counts))
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the next pass, from its start, or from the loaded position if that epoch was resumed.
+        """Make the next pass read `epoch`, from its start, or from the loaded position if that epoch was resumed.
 
-        A pass that has delivered no batch changes too: Lightning sets the epoch after creating the iterator.
+        A running pass that has delivered no batch changes too, since Lightning sets the epoch after creating the
+        iterator.
         """
         epoch = as_python(epoch)
         check_int("epoch", epoch, 0)
@@ -332,10 +335,10 @@ class StreamLoader(OpenDataset):
         return SimpleNamespace(sampler=self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loop's position, as a small dict that JSON can hold.
+        """Return the loop's position, as a small dict of JSON types, for `load_state_dict`.
 
-        It counts samples delivered to the loop, not prefetched ones, over all ranks: every rank's state is the same,
-        and saving one is enough. Within the loop it is the position after the current batch.
+        The position counts the samples delivered to the loops of all ranks, without prefetched ones. Every rank's state
+        is the same, so saving one is enough. Within the loop it is the position after the current batch.
         """
         return self._state_at(*self._cursor.to_save()).to_json()
 
@@ -345,7 +348,7 @@ class StreamLoader(OpenDataset):
         Nothing is read again. With the same `batch_size * world_size` the global batches are the same too.
 
         Raises:
-            LoaderStateError: not a state, or one of another dataset, seed, window or number of lanes.
+            LoaderStateError: `state` is not a state, or is of another dataset, seed, window or number of lanes.
         """
         loaded = LoaderState.from_json(state)
         names = [shard.name for shard in self._listing.shards]
@@ -365,7 +368,7 @@ class StreamLoader(OpenDataset):
         self.load_state_dict(self.state_dict())
 
     def statistics(self) -> Statistics:
-        """Return what the loader has done so far, and its bottleneck."""
+        """Return counts and durations since the loader was created, and its bottleneck."""
         feeders = self._options.feeders
         return self._meter.statistics(self._batch_builder.n_skipped, None if feeders is None else feeders.num_cpus)
 
@@ -377,7 +380,7 @@ class StreamLoader(OpenDataset):
         `statistics()` sums.
 
         Args:
-            path: of the file, which is replaced; a few hundred bytes per event.
+            path: the file to write or replace, with a few hundred bytes per event.
 
         Raises:
             OSError: the file cannot be written.
@@ -425,8 +428,8 @@ class StreamLoader(OpenDataset):
         members, options = self._batch_builder.skipped_members, self._options
         if start.position:
             warn_at_caller(
-                f"this pass has no batch: it goes on where a state was saved behind the last batch of epoch "
-                f"{start.epoch}, and the next pass is epoch {start.epoch + 1}; a loop with its own count calls "
+                f"this pass has no batch: it resumes from a state saved after the last batch of epoch {start.epoch}, "
+                f"and the next pass is epoch {start.epoch + 1}; a loop with its own count calls "
                 f"set_epoch({start.epoch + 1}) first"
             )
         elif not sum(self._known_counts()):

@@ -1,4 +1,4 @@
-"""Check a loader's arguments, `RayFeeders` too; errors state the argument's name, its value and a valid one."""
+"""Check a loader's arguments, including `RayFeeders`; an error states the argument, its value and valid values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from streamload.tar.extensions import Decode
 from streamload.workers.launchers import found_rank, local_ranks, processors_of_rank
 
 DEFAULT_WINDOW = 10_000
-"""In samples; mixes about eleven shards of a thousand samples."""
+"""The shuffle's window in samples; mixes about eleven shards of a thousand samples."""
 
 MOST_WORKERS, _MOST_FEEDERS = 1024, 1024
 _MOST_BATCH_SIZE = 1 << 40
@@ -44,7 +44,7 @@ _WORKERS_INSTEAD = '(or "auto", which is usual: one for each processor; or RayFe
 
 @dataclass(kw_only=True)
 class Options:
-    """The checked arguments of `StreamLoader`, which documents them, and derived values. Immutable.
+    """The checked arguments of `StreamLoader`, which documents them, and values derived from them. Immutable.
 
     Attributes:
         shuffles: each epoch has a new order.
@@ -52,9 +52,9 @@ class Options:
         field_names: the requested fields in the spelling of shards, without question marks; None for all.
         optional_fields: the requested fields that samples may lack.
         transform_keys: the keys of a transform that is a mapping.
-        feeders: on other nodes; None if this machine makes the batches.
+        feeders: the feeders on other nodes; None if this machine makes the batches.
         cache_folder: the absolute path of `cache_dir`.
-        storages: of the shards.
+        storages: the storages that read the shards.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -92,7 +92,7 @@ class Options:
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Options:
-        """Select the options from other arguments."""
+        """Create options from a constructor's arguments, ignoring all others."""
         names = {field.name for field in fields(cls) if field.init}
         return cls(**{name: value for name, value in arguments.items() if name in names})
 
@@ -115,7 +115,7 @@ class Options:
 
     @property
     def workers(self) -> int:
-        """Return the workers of each feeder, with "auto" resolved."""
+        """Return the number of workers of each feeder, with "auto" resolved."""
         if isinstance(self.num_workers, RayFeeders):
             return self.num_workers.num_cpus
         return processors_of_rank() if self.num_workers == "auto" else self.num_workers
@@ -132,21 +132,21 @@ class Options:
         if self.num_workers == "auto":
             return replace(self, num_workers=0)
         raise ValueError(
-            f"num_workers={self.num_workers}, but only this process can read {only_here!r}: it lies in its memory, or "
-            "the filesystem's class is in the script itself; use num_workers=0, put the class into a module, or put "
-            "the shards on a disk or into a bucket that all can read"
+            f"num_workers={self.num_workers}, but only this process can read {only_here!r}: the shard lies in its "
+            "memory, or the filesystem's class is in the script itself; use num_workers=0, put the class into a "
+            "module, or put the shards on a disk or into a bucket"
         )
 
     @cached_property
     def decoders(self) -> Decode:
-        """Return `decode`, with WebDataset's decoders as tuples."""
+        """Return `decode`, with WebDataset's decoders converted to tuples."""
         if isinstance(self.decode, Mapping):
             return {key: handlers_in(decoder) or decoder for key, decoder in self.decode.items()}
         return self.decode if isinstance(self.decode, bool) else handlers_in(self.decode)
 
     @cached_property
     def budget_bytes(self) -> int:
-        """Return the memory budget; "auto" is resolved once, since less may be free later."""
+        """Return the memory budget. "auto" is resolved once, since less memory may be free later."""
         if self.memory_budget == "auto":
             return default_budget(local_ranks())
         return parse_bytes("memory_budget", self.memory_budget)
@@ -176,15 +176,15 @@ class Options:
         )
 
     def pickled_job(self, own_transforms: OwnTransforms = ()) -> bytes:
-        """Pickle the job.
+        """Pickle the job for the workers.
 
         Raises:
-            TypeError: a function holds something that does not pickle.
+            TypeError: a function holds something that does not pickle; the message names the argument.
         """
         with Attempt() as attempt:
             return pickle_job(self.job(own_transforms))
-        given = [(name, getattr(self, name)) for name in ("decode", "transform", "collate_fn", "worker_init_fn")]
-        for name, value in [*given, *(("transform", own) for _, own in own_transforms)]:
+        own = [(name, getattr(self, name)) for name in ("decode", "transform", "collate_fn", "worker_init_fn")]
+        for name, value in [*own, *(("transform", transform) for _, transform in own_transforms)]:
             functions = {f"{name}=": value}
             if isinstance(value, Mapping):
                 functions = {f"{name}[{key!r}]": function for key, function in value.items()}
@@ -194,7 +194,7 @@ class Options:
                 except Exception as error:
                     raise TypeError(
                         f"{shown} cannot be sent to the workers, because something in it does not pickle ({error}); "
-                        "make that inside the function, or use num_workers=0"
+                        "create that object inside the function, or use num_workers=0"
                     ) from error
         assert attempt.error is not None
         raise attempt.error
@@ -218,19 +218,15 @@ class Options:
         )
 
     def check_fields_exist(self, existing: Sequence[str]) -> None:
-        """Raise an error for fields that no shard has.
-
-        Raises:
-            ValueError: a requested field is not among the existing ones.
-        """
+        """Raise ValueError if a requested field, or a key of `transform`, is not among the dataset's fields."""
         for entry in self.transform_keys if self.field_names is None else self.field_names:
             if self.field_names is not None and entry in (*SAMPLE_NAMES, *self.optional_fields):
                 continue
             if not any(name in existing for name in alternatives(entry)):
-                given = f"fields={self.fields!r}: no sample has {entry!r}; there are"
+                problem = f"fields={self.fields!r}: no sample has {entry!r}; there are"
                 if self.field_names is None:
-                    given = f"transform has a function for {entry!r}; the fields are"
-                raise ValueError(f"{given} {describe_existing(entry, existing)}")
+                    problem = f"transform has a function for {entry!r}; the fields are"
+                raise ValueError(f"{problem} {describe_existing(entry, existing)}")
 
     def _check_numbers(self) -> None:
         single = "(for single samples there is streamload.TarDataset)"
@@ -295,8 +291,8 @@ class Options:
         wrong = next((entry for entry, _ in entries if "?" in entry or entry in twice), None)
         if wrong is not None:
             raise ValueError(
-                f"fields={wanted!r}: {wrong!r} cannot be; one question mark behind a field makes it optional: "
-                '("jpg", "txt?"), or behind all of its alternatives: "jpg;png?"'
+                f"fields={wanted!r}: {wrong!r} is not valid; one question mark makes a field optional: "
+                '("jpg", "txt?"), and follows all of its alternatives: "jpg;png?"'
             )
         if not optional.isdisjoint(SAMPLE_NAMES):
             raise ValueError(f"fields={wanted!r}: every sample has {' and '.join(SAMPLE_NAMES)}; leave out the ?")
@@ -329,10 +325,10 @@ class Options:
 
 
 def _check_cache_folder(folder: str) -> None:
-    """Make the folder if need be."""
+    """Create the cache's folder if it is missing, and raise ValueError unless it can be used."""
     if (foreign := why_not_private(shards_folder(folder))) is not None:
         raise ValueError(
-            f"cache_dir={folder!r} cannot be used: {foreign}, so it may hold what is not of this cache; name a "
+            f"cache_dir={folder!r} cannot be used: {foreign}, so others may have written files there; name a "
             "folder of your own"
         )
     try:
@@ -346,7 +342,7 @@ def _check_cache_folder(folder: str) -> None:
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size from the arguments, torch.distributed, RANK and WORLD_SIZE, or 0 of 1.
+    """Return rank and world size: the arguments, or those of torch.distributed, or RANK and WORLD_SIZE, or 0 and 1.
 
     Raises:
         TypeError, ValueError: only one of them is given, or they are inconsistent.
@@ -367,13 +363,13 @@ class RayFeeders:
     """Run a loader's feeders as actors of a Ray cluster that includes the trainer's machine.
 
     Attributes:
-        number: of feeders.
-        num_cpus: processors of each, and the workers of each with `num_workers="auto"`.
-        resources: other resources that each claims, by Ray's names, as `{"cpu_node": 1}`.
-        memory: that each claims, as a number of bytes or "8GB"; None claims none.
+        number: the number of feeders.
+        num_cpus: the processors that each feeder claims, and the number of its workers.
+        resources: other resources that each feeder claims, by Ray's names, such as `{"cpu_node": 1}`.
+        memory: the memory that each feeder claims, as a number of bytes or "8GB"; None claims none.
         address: `HOST:PORT` of the cluster's head; "auto" uses RAY_ADDRESS, or else the cluster that Ray finds here.
-        runtime_env: of the actors, as for `ray.init`.
-        start_timeout: seconds until all must have been placed and answer, before a ClusterError.
+        runtime_env: the actors' runtime environment, as for `ray.init`.
+        start_timeout: seconds within which all feeders must be placed and answer; else a ClusterError is raised.
 
     Raises:
         ImportError: Ray is not installed.

@@ -52,11 +52,18 @@ from streamload.trainer.feeder_link import (
 # Maximum open local shards; by default a process may have 1,024 open files.
 _OPEN_SHARDS = 64
 
+# Shards whose tables are read by one request.
 _TABLES_AT_ONCE = 32
+
+# Samples that iteration reads together.
+_ITERATED_TOGETHER = 32
+
+_SEEDS = (1 << 63) - 1
+_OF_PROCESS = ("_access", "_makers", "labels")
 
 
 class RowBytes(ShardReader):
-    """Read the bytes of some rows, from open shards or from fetched ranges."""
+    """Read the bytes of rows from open local shards and from fetched ranges of remote ones."""
 
     def __init__(self, listing: Listing, opened: dict[int, OpenShards], fetched: dict[ByteRange, bytes]) -> None:
         self._listing = listing
@@ -65,7 +72,7 @@ class RowBytes(ShardReader):
         self._ranges = sorted(fetched)
 
     def read(self, shard: int, start: int, size_bytes: int) -> bytes:
-        """Return bytes of a shard; see `ShardReader.read`."""
+        """Return a range of a shard, as `ShardReader.read` describes."""
         if shard in self._opened:
             return self._opened[shard].read(shard, start, size_bytes)
         if not size_bytes:
@@ -76,7 +83,7 @@ class RowBytes(ShardReader):
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
-        """Gather from an open shard; see `ShardReader.gather`."""
+        """Read ranges of an open shard together, as `ShardReader.gather` describes; None for a remote shard."""
         opened = self._opened.get(shard)
         return None if opened is None else opened.gather(shard, offsets, sizes)
 
@@ -87,7 +94,12 @@ class RowBytes(ShardReader):
 
 
 class RandomAccess:
-    """The open shards of a dataset, and their `tables`, in the process `process_id`. Thread-safe."""
+    """The open shards of a dataset and their tables, in one process. Thread-safe.
+
+    Attributes:
+        process_id: the process that opened them; a fork opens its own.
+        tables: the shards' tables, read at first use.
+    """
 
     def __init__(self, listing: Listing, client: FeederClient) -> None:
         self.process_id = os.getpid()
@@ -101,7 +113,7 @@ class RandomAccess:
         self._lock = threading.Lock()
 
     def counts_and_fields(self) -> tuple[Sequence[int], list[str]]:
-        """Return the samples of each shard, and all fields, sorted; shards without an index are scanned.
+        """Return the number of samples in each shard, and all fields, sorted; shards without an index are scanned.
 
         Raises:
             StreamloadError: a shard or an index cannot be read, or is damaged.
@@ -125,7 +137,7 @@ class RandomAccess:
         return labels
 
     def rows(self, block: RowBlock, fields: tuple[str, ...] | None, *, verify: bool) -> tuple[PlannedRows, RowBytes]:
-        """Locate rows, and read their bytes; `fields` and `verify` are those of `locate`.
+        """Locate rows, and fetch their bytes from remote shards; `fields` and `verify` are as for `locate`.
 
         Raises:
             StreamloadError: a shard, its index or its bytes cannot be read.
@@ -150,7 +162,7 @@ class RandomAccess:
         with self._lock:
             self._have_tables([failure.shard])
             table = self.tables.find_joined(failure.shard)
-            assert table is not None, "it was found or scanned"
+            assert table is not None, "its rows were located by it"
         failure = with_fields(failure, table, frozenset(self._listing.sidecar_fields))
         return sample_error(failure, self.tables.url(failure.stored_in), table.key(failure.sample))
 
@@ -166,7 +178,7 @@ class RandomAccess:
         missing = [] if self._client.is_here else self.tables.hold(self.tables.with_sidecars(shards))
         tables = self._client.call("read_tables", missing) if missing else ()
         for shard, table in zip(missing, tables, strict=True):
-            assert table is not None, "a shard that an index knows has a table there"
+            assert table is not None, "an index has a table for each of its shards"
             self.tables.add(shard, table)
         for shard in shards:
             if self.tables.at_hand(shard) is None and self.tables.find(shard) is None:
@@ -183,11 +195,6 @@ class RandomAccess:
                 self._open.popitem(last=False)  # its last reader closes it
         self._open.move_to_end(shard)
         return self._open[shard]
-
-
-_ITERATED_TOGETHER = 32
-_SEEDS = (1 << 63) - 1
-_OF_PROCESS = ("_access", "_makers", "labels")
 
 
 class TarDataset(OpenDataset, torch_data.Dataset[Any]):
@@ -208,9 +215,9 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         fields: the fields to read, for tuples; or None for dicts of all fields. As for `StreamLoader`.
         decode: how to decode fields; as for `StreamLoader`.
         transform: a function of a sample, or a mapping from fields to functions; as for `StreamLoader`, except for
-            random numbers, which are torch's: its `DataLoader` seeds `random`, `numpy.random` and torch in each worker.
-            A parameter named `rng` gets a `numpy.random.Generator` that is seeded for every sample from torch's default
-            generator, so `torch.manual_seed` (or the DataLoader's `generator`) determines it too.
+            random numbers: those come from torch, whose `DataLoader` seeds `random`, `numpy.random` and torch in each
+            worker. A parameter named `rng` gets a `numpy.random.Generator` that is seeded for every sample from torch's
+            default generator, so `torch.manual_seed` (or the DataLoader's `generator`) determines it too.
         index: a folder with the index of the shards, if it is not beside them.
         storage_options: credentials and options; as for `StreamLoader`.
         filesystem: an fsspec filesystem to read everything with: `urls` and `index` are its paths, or urls of its own
@@ -223,8 +230,8 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         TypeError, ValueError: an argument is invalid, or a shard is compressed as a whole.
         ShardNotFoundError: a shard does not exist, or a pattern matches nothing.
         ShardFormatError: a shard without an index is damaged.
-        DatasetIndexError: an index is damaged, of other shards, or missing but required; or the same label stands for
-            different classes in several folders, by the `classes.json` beside the shards.
+        DatasetIndexError: an index is damaged, of other shards, or missing but required; or folders give different
+            classes the same label in their `classes.json`.
     """
 
     @advises
@@ -316,7 +323,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
     def labels(self) -> NDArray[np.int64]:
         """Return the integer in each sample's `cls`, int64[samples], for weights and for splits by class.
 
-        Read from the index; for local shards without one, once from the shards.
+        Labels are read from the index, or from local shards without one.
 
         Raises:
             DatasetIndexError: a sample has no such label.
@@ -333,8 +340,8 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
 
     def __repr__(self) -> str:
         shards = self._listing.shards
-        held = f"{counted(len(self), 'sample')} in {counted(len(shards), 'shard')}"
-        return f"<TarDataset of {held} from {without_secrets(shards[0].url)!r}>"
+        contents = f"{counted(len(self), 'sample')} in {counted(len(shards), 'shard')}"
+        return f"<TarDataset of {contents} from {without_secrets(shards[0].url)!r}>"
 
     def __getstate__(self) -> bytes:
         pickled: bytes = cloudpickle.dumps({k: v for k, v in vars(self).items() if k not in _OF_PROCESS})
@@ -355,11 +362,11 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         block = RowBlock(np.array([0, rows]), shards.astype(np.int64), samples.astype(np.int64), np.array([rows]))
         access = self._here()
         planned, data = access.rows(block, self._job.fields, verify=self._options.verify)
-        made = self._maker().make(planned.table, data, _FromTorch(), keys=planned.keys)
-        failed = min(made.failures, default=rows)
-        yield from made.rows.as_list()[:failed]
-        if made.failures:
-            raise access.error(made.failures[failed])
+        work = self._maker().make(planned.table, data, _FromTorch(), keys=planned.keys)
+        failed = min(work.failures, default=rows)
+        yield from work.rows.as_list()[:failed]
+        if work.failures:
+            raise access.error(work.failures[failed])
 
     def _maker(self) -> RowMaker:
         if not hasattr(self._makers, "maker"):
@@ -371,12 +378,12 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         numbers = np.fromiter(map(operator.index, indices), np.int64, len(indices))
         wrong = numbers[(numbers < -len(self)) | (numbers >= len(self))]
         if len(wrong):
-            raise IndexError(f"there is no sample {wrong[0]}: there are {len(self)}")
+            raise IndexError(f"sample {wrong[0]} is out of range: the dataset has {len(self)}")
         numbers = np.where(numbers < 0, numbers + len(self), numbers)
         return numbers if self._selected is None else self._selected[numbers]
 
     def _here(self) -> RandomAccess:
-        """Return this process's open shards; a fork opens its own."""
+        """Return this process's open shards, opening none before their first sample."""
         if self._access is None or self._access.process_id != os.getpid():
             client = FeederClient(self._options.storages, listing_places(self._listing))
             self._access = RandomAccess(self._listing, client)
@@ -387,7 +394,7 @@ class _FromTorch(SampleRandomness):
     """Seed each sample's generator from torch's."""
 
     def __init__(self) -> None:
-        """Make no generators of an epoch."""
+        """Create nothing: the base class's generators belong to an epoch."""
 
     def generator(self, shard: int, sample: int, repeat: int = 0) -> np.random.Generator:
         del shard, sample, repeat

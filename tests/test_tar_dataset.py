@@ -106,7 +106,7 @@ def test_numbers_slices_and_negative_numbers_are_those_of_a_list(numbers: str) -
         for part in (slice(3, 9), slice(None, None, -4), slice(20, 30), slice(-2, None)):
             assert [label for (label,) in dataset[part]] == found[part]
         for wrong in (TOTAL, -TOTAL - 1):
-            with pytest.raises(IndexError, match=f"no sample {wrong}: there are {TOTAL}"):
+            with pytest.raises(IndexError, match=f"sample {wrong} is out of range: the dataset has {TOTAL}"):
                 dataset[wrong]
         with pytest.raises(TypeError):
             dataset["3"]

@@ -1,4 +1,4 @@
-"""Check and resolve `weights`, `sampler`, `epoch_size` and mixtures, which decide the samples of an epoch."""
+"""Check and resolve `weights`, `sampler`, `epoch_size` and mixtures: the arguments that decide an epoch's samples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from streamload.text import counted
 Weights = Literal["balanced"] | Mapping[int, float] | Sequence[float] | NDArray[Any]
 _Checked = str | dict[int, float] | NDArray[np.float64]
 
-_WHAT = '"balanced", a mapping from labels to weights, or one number for each sample'
+_WEIGHTS_FORMS = '"balanced", a mapping from labels to weights, or one number for each sample'
 _ALL_ZERO = "weights are all zero, so nothing can be drawn; give a weight above zero"
 _LABELS_SHOWN = 20
 _UNDRAWN = "order: not drawn yet"
@@ -39,18 +39,18 @@ class Portion:
     """One dataset of a mixture.
 
     Attributes:
-        urls: its shards, as `StreamLoader` takes them.
-        weight: its share of the samples, relative to the others'; above 0.
-        transform: for its samples, instead of the loader's `transform`.
-        index: a folder with its index, if that is not beside the shards.
-        where: which of its samples take part, as for `StreamLoader`.
-        join: its sidecars, as for `StreamLoader`.
+        urls: the dataset's shards, as for `StreamLoader`.
+        weight: the dataset's share of the samples, relative to the other weights; above 0.
+        transform: used for the dataset's samples instead of the loader's `transform`.
+        index: a folder with the dataset's index, if that is not beside the shards.
+        where: the samples to use, as for `StreamLoader`.
+        join: the dataset's sidecars, as for `StreamLoader`.
 
     Raises:
-        TypeError, ValueError: the weight is not a number above 0, or `where` makes no sense.
+        TypeError, ValueError: the weight is not a number above 0, or `where` is invalid.
     """
 
-    urls: Urls = field(repr=False)  # both may hold a login or a signature
+    urls: Urls = field(repr=False)  # may hold a login or a signature, as may `index` and `join`
     weight: float
     transform: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None
     index: str | os.PathLike[str] | None = field(default=None, repr=False)
@@ -62,14 +62,14 @@ class Portion:
         object.__setattr__(self, "selection", Selection(self.where))
         object.__setattr__(self, "weight", as_python(self.weight))
         if isinstance(self.weight, bool) or not isinstance(self.weight, int | float):
-            given = without_secrets(repr(self.weight))  # urls and weight the wrong way round
-            raise TypeError(f"weight={given} must be a number above 0")
+            shown = without_secrets(repr(self.weight))  # a url, if urls and weight were exchanged
+            raise TypeError(f"weight={shown} must be a number above 0")
         if not 0 < self.weight < math.inf:
-            raise ValueError(f"weight={self.weight!r} must be a number above 0; leave out what is not to be read")
+            raise ValueError(f"weight={self.weight!r} must be a number above 0; leave the dataset out instead")
 
     @property
     def sidecars(self) -> Sequence[Urls]:
-        """The datasets that `join` names."""
+        """Return `join` as a sequence of sidecars."""
         if self.join is None:
             return ()
         return (self.join,) if isinstance(self.join, str | os.PathLike) else tuple(self.join)
@@ -81,32 +81,33 @@ class Mixture:
         mixture = Mixture({"photos": ("s3://b/photos", 0.7), "drawings": ("s3://b/drawings", 0.3)})
         loader = StreamLoader(mixture, 64, shuffle=True)
 
-    In every global batch each dataset has its share to less than one sample (in blocks of the global batch with which a
-    run was started). Passes over a dataset continue from epoch to epoch: a small one is repeated, and a large one is
-    read to its end over several epochs. An epoch has as many samples as all datasets together, or `epoch_size`.
+    In every global batch each dataset has its share to less than one sample. A run that is resumed with global batches
+    of another size keeps the first size for this. Passes over a dataset continue from epoch to epoch: a small one is
+    repeated, and a large one is read to its end over several epochs. An epoch has as many samples as all datasets
+    together, or `epoch_size`.
 
     Args:
-        datasets: for each name a pair of urls and weight, or a `Portion`. Weights need not have the sum 1.
+        datasets: for each name a pair of urls and weight, or a `Portion`. Weights need not sum to 1.
 
     Attributes:
         portions: the datasets by name, in the order given.
 
     Raises:
-        TypeError, ValueError: there is no dataset, or its arguments make no sense.
+        TypeError, ValueError: there is no dataset, or a dataset's arguments are invalid.
     """
 
     def __init__(self, datasets: Mapping[str, tuple[Urls, float] | Portion]) -> None:
         if not isinstance(datasets, Mapping) or not datasets:
-            given = without_secrets(repr(datasets))
-            raise TypeError(f"a Mixture is made of a mapping from names to (urls, weight), not of {given}")
+            shown = without_secrets(repr(datasets))
+            raise TypeError(f"a Mixture takes a mapping from names to (urls, weight), not {shown}")
         self.portions: dict[str, Portion] = {}
         for name, value in datasets.items():
-            shown = without_secrets(repr(name))  # a url where someone takes the name for one
+            shown = without_secrets(repr(name))  # the name may be a url by mistake
             if not isinstance(name, str):
                 raise TypeError(f"the name {shown} of a dataset must be a string")
             if not isinstance(value, tuple | list | Portion):
-                given = without_secrets(repr(value))
-                raise TypeError(f"dataset {shown} must be (urls, weight) or a Portion, not {given}")
+                wrong = without_secrets(repr(value))
+                raise TypeError(f"dataset {shown} must be (urls, weight) or a Portion, not {wrong}")
             try:
                 self.portions[name] = value if isinstance(value, Portion) else Portion(*value)
             except (TypeError, ValueError) as error:
@@ -118,7 +119,7 @@ class Mixture:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Each dataset's part of the samples; the sum is 1."""
+        """Return each dataset's share of the samples; the shares sum to 1."""
         total = math.fsum(portion.weight for portion in self.portions.values())
         return {name: portion.weight / total for name, portion in self.portions.items()}
 
@@ -126,10 +127,10 @@ class Mixture:
 def portions_of(
     urls: Urls | Mixture, index: str | os.PathLike[str] | None, *, where: Where | None = None, join: Urls | None = None
 ) -> dict[str, Portion]:
-    """Return the datasets of a loader's `urls`: those of a mixture, or one without a name.
+    """Return the datasets in a loader's `urls` by name: those of a mixture, or a single one with an empty name.
 
     Raises:
-        ValueError: an argument is given for a whole mixture.
+        ValueError: `index`, `where` or `join` is given with a mixture, whose datasets have their own.
     """
     if not isinstance(urls, Mixture):
         return {"": Portion(urls, 1.0, index=index, where=where, join=join)}
@@ -142,16 +143,18 @@ def portions_of(
 
 
 class SamplingOptions:
-    """What `weights`, `sampler` and `epoch_size` make of the order. Arguments are those of the loader.
+    """Turn a loader's `weights`, `sampler`, `epoch_size` and mixture into the sampling of its order.
+
+    Call `resolve` once the dataset is listed, and `start` for each pass. The arguments are those of the loader.
 
     Attributes:
-        lanes: of the order, at first.
-        sampling: the order's; None before `resolve`, or if every sample comes once.
-        n_selected: how many samples take part; None for all.
+        lanes: the order's number of lanes, unless a loaded state has another.
+        sampling: the order's sampling; None before `resolve`, or if every sample comes once.
+        n_selected: the number of samples that `where` selects; None for all.
         needs_counts: the number of samples must be known before a pass begins.
 
     Raises:
-        TypeError, ValueError: they make no sense, or don't go together.
+        TypeError, ValueError: an argument is invalid, or two exclude each other.
     """
 
     def __init__(
@@ -169,17 +172,17 @@ class SamplingOptions:
     ) -> None:
         if epoch_size is not None:
             check_int("epoch_size", epoch_size, 1, "or None", most=MAX_SAMPLES)
-        given = {"weights": weights, "epoch_size": epoch_size, "lanes": lanes, "shuffle": shuffle or None}
-        beside = [name for name, value in given.items() if value is not None and sampler is not None]
-        if beside:
+        others = {"weights": weights, "epoch_size": epoch_size, "lanes": lanes, "shuffle": shuffle or None}
+        excluded = [name for name, value in others.items() if value is not None and sampler is not None]
+        if excluded:
             raise ValueError(
-                f"{beside[0]} and sampler don't go together: a sampler gives all samples of an epoch, in their order; "
-                f"leave {beside[0]} out"
+                f"{excluded[0]} and sampler don't go together: a sampler gives all samples of an epoch, in their "
+                f"order; leave {excluded[0]} out"
             )
         if weights is not None and not shuffle:
             raise ValueError(
-                "weights needs shuffle=True: samples are drawn more than once, and in the order of the listing the "
-                "repeats of one would stand side by side"
+                "weights needs shuffle=True: samples are drawn more than once, and without it the repeats of a sample "
+                "would follow each other"
             )
         if mixture is not None and (weights is not None or sampler is not None):
             raise ValueError(
@@ -201,7 +204,7 @@ class SamplingOptions:
 
     @property
     def epoch_samples(self) -> int | None:
-        """The samples of an epoch, over all ranks; None if each sample of the dataset comes once.
+        """Return the samples of an epoch, over all ranks; None if each sample of the dataset comes once.
 
         Raises:
             TypeError: the sampler has no length.
@@ -211,15 +214,15 @@ class SamplingOptions:
         return self.sampling.epoch_size if isinstance(self.sampling, Weighted | Stretched | Mixed) else None
 
     def samples_of(self, start: EpochStart, counts: tuple[int, ...] | None) -> int | None:
-        """Return the samples of a pass's whole epoch, among its ranks; None if the shards' counts are not known."""
+        """Return the samples of the whole epoch that a pass reads, over all ranks; None if `counts` are needed."""
         samples = self.epoch_samples if start.numbers is None else len(start.numbers)
         return sum(counts) if samples is None and counts is not None else samples
 
     def last_position(self, start: EpochStart, counts: tuple[int, ...] | None, order: OrderOptions) -> float:
-        """Return the position after a pass's last batch on this rank; infinite if the counts are not known.
+        """Return the position after a pass's last batch on this rank; infinite if `counts` are needed.
 
         Raises:
-            ValueError: the pass begins after the epoch's end.
+            LoaderStateError: the pass begins after the epoch's end.
         """
         samples = self.samples_of(start, counts)
         if samples is None:
@@ -230,15 +233,15 @@ class SamplingOptions:
     def resolve(
         self, edges: tuple[int, ...], selected: NDArray[np.bool_] | None, find_labels: Callable[[], Labels]
     ) -> None:
-        """Resolve what the order depends on.
+        """Set `sampling` and `n_selected` for a listed dataset.
 
         Args:
             edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
-            selected: bool[N], which samples take part; None for all.
+            selected: bool[N], the samples to use; None for all.
             find_labels: called if weights need the labels of all samples.
 
         Raises:
-            ValueError: the weights do not fit the labels that exist.
+            ValueError: the weights do not fit the dataset's labels or its number of samples.
         """
         self._selected = selected
         self.n_selected = None if selected is None else int(selected.sum())
@@ -267,7 +270,7 @@ class SamplingOptions:
             self.sampling = Stretched(epoch_size, selected)
 
     def check_counts(self, counts: Sequence[int]) -> None:
-        """Raise ValueError for weights that are not one for each sample, and for empty datasets of a mixture."""
+        """Raise ValueError unless there is a weight for each sample, and each dataset of a mixture has samples."""
         if self._mixture is not None and isinstance(self.sampling, Mixed):
             for name, (first, end) in zip(self._mixture.portions, pairwise(self.sampling.edges), strict=True):
                 if not any(counts[first:end]):
@@ -282,9 +285,9 @@ class SamplingOptions:
             )
 
     def start(self, epoch: int, position: int, n_samples: int) -> EpochStart:
-        """Return the beginning of a pass. Raises what `SamplerDraws.draw` raises.
+        """Return the start of a pass; `n_samples` is used only if `needs_counts`. Raises what `draw` raises.
 
-        `n_samples` is needed if this `needs_counts`. A sampler counts the selected samples.
+        The numbers of a sampler are those of the selected samples, and are converted to the whole listing's.
         """
         numbers = None if self._sampler is None else self._sampler.draw(epoch, position, self.n_selected or n_samples)
         if numbers is not None and self._selected is not None:
@@ -292,7 +295,7 @@ class SamplingOptions:
         return EpochStart(epoch, position, *self._place, numbers, next(self._passes))
 
     def resume(self, state: LoaderState) -> bool:
-        """Take up a loaded state of the same sampling. Return True if that changes what the order depends on."""
+        """Continue from a loaded state of the same sampling. Return True if that changes `sampling`."""
         if self._sampler is not None:
             self._sampler.expect(state.sampler)
         if not isinstance(self.sampling, Mixed) or state.block in (None, self.sampling.block):
@@ -301,28 +304,28 @@ class SamplingOptions:
         return True
 
     def state(self, epoch: int) -> dict[str, Any]:
-        """Return the entries of a state of some epoch."""
-        held: dict[str, Any] = {}
+        """Return the entries that describe the sampling in a state of `epoch`."""
+        entries: dict[str, Any] = {}
         sampling = self.sampling
         if isinstance(sampling, Weighted | Mixed) or (isinstance(sampling, Stretched) and self._epoch_size):
-            held["epoch_size"] = sampling.epoch_size
+            entries["epoch_size"] = sampling.epoch_size
         if self._mixture is not None and isinstance(sampling, Mixed):
-            held["mixture"] = ", ".join(f"{name}: {share!r}" for name, share in self._mixture.shares.items())
-            held["block"] = sampling.block
+            entries["mixture"] = ", ".join(f"{name}: {share!r}" for name, share in self._mixture.shares.items())
+            entries["block"] = sampling.block
         if self._weights_name is not None:
-            held["weights"] = self._weights_name
+            entries["weights"] = self._weights_name
         if self._sampler is not None:
-            held["sampler"] = self._sampler.state(epoch)
+            entries["sampler"] = self._sampler.state(epoch)
         if self._selected is not None:
-            held["selection"] = _digest("samples", np.packbits(self._selected).tobytes())
-        return held
+            entries["selection"] = _digest("samples", np.packbits(self._selected).tobytes())
+        return entries
 
 
 class SamplerDraws:
-    """Draws a user's sampler once an epoch, and checks it against a loaded state.
+    """Draw a user's sampler once per epoch, and check its order against a loaded state.
 
     Raises:
-        TypeError, ValueError: it can be iterated only once, or it divides the samples among ranks.
+        TypeError, ValueError: the sampler can be iterated only once, or divides the samples among ranks.
     """
 
     def __init__(self, sampler: Iterable[int]) -> None:
@@ -340,7 +343,7 @@ class SamplerDraws:
             )
         self._sampler = sampler
         self._numbers: NDArray[np.int64] | None = None
-        self._name: str | None = None  # of these numbers, if a state needed it
+        self._name: str | None = None  # the digest of these numbers, once a state needed it
         self._epoch = -1
         self._expected: str | None = None
 
@@ -354,16 +357,16 @@ class SamplerDraws:
         return len(self._sampler)
 
     def expect(self, state: str | None) -> None:
-        """Require the next drawn epoch to be the one of a loaded state."""
+        """Require the rest of a resumed epoch to have the order of a loaded state, given by `state`."""
         self._numbers = None
         self._expected = state
 
     def draw(self, epoch: int, position: int, n_samples: int) -> NDArray[np.int64]:
-        """Return the samples of an epoch, int64[M]. A resumed epoch is not drawn again.
+        """Return the samples of an epoch, int64[M]. An epoch that is continued is not drawn again.
 
         Raises:
-            TypeError, ValueError: the sampler gives something that is not a number of a sample.
-            LoaderStateError: it gives another order than that of the loaded state.
+            TypeError, ValueError: the sampler yields something other than the number of a sample.
+            LoaderStateError: the sampler yields another order than that of the loaded state.
         """
         if position and self._numbers is not None and self._epoch == epoch:
             return self._numbers
@@ -375,8 +378,8 @@ class SamplerDraws:
                 numbers = np.fromiter(map(operator.index, self._sampler), np.int64)
             except TypeError as error:
                 raise TypeError(
-                    f"the sampler gave what is no number of a sample ({error}); instead of a batch sampler give its "
-                    "sampler, and batch_size"
+                    f"the sampler gave something other than sample numbers ({error}); instead of a batch sampler "
+                    "give its sampler, and batch_size"
                 ) from error
             if expected is None or expected == _digest("order", numbers.data):
                 break
@@ -393,7 +396,7 @@ class SamplerDraws:
         return numbers
 
     def state(self, epoch: int) -> str:
-        """Return what a state records to recognize the order."""
+        """Return a name for the epoch's order, by which a state recognizes it."""
         if self._numbers is None or self._epoch != epoch:
             return self._expected or _UNDRAWN
         self._name = self._name or _digest("order", self._numbers.data)
@@ -404,13 +407,13 @@ def _checked_weights(weights: Weights | None) -> _Checked | None:
     if weights is None or (isinstance(weights, str) and weights == "balanced"):
         return weights
     if isinstance(weights, str):
-        raise ValueError(f"weights={weights!r} must be {_WHAT}")
+        raise ValueError(f"weights={weights!r} must be {_WEIGHTS_FORMS}")
     checked: _Checked
     if isinstance(weights, Mapping):
         for label, weight in weights.items():
             if isinstance(label, bool) or not isinstance(label, int | np.integer):
                 raise TypeError(
-                    f"weights has {label!r}; give labels, which are whole numbers: a class's is its place in `classes`"
+                    f"weights has {label!r}; give labels, which are whole numbers: a class's place in `classes`"
                 )
             if isinstance(weight, bool) or not isinstance(weight, int | float | np.number):
                 raise TypeError(f"weights has {weight!r} for {label!r}; it must be a number")
@@ -420,9 +423,9 @@ def _checked_weights(weights: Weights | None) -> _Checked | None:
         try:
             checked = values = np.asarray(weights, np.float64)
         except (TypeError, ValueError) as error:
-            raise TypeError(f"weights is of type {type(weights).__name__}, and must be {_WHAT}") from error
+            raise TypeError(f"weights is of type {type(weights).__name__}, and must be {_WEIGHTS_FORMS}") from error
         if values.ndim != 1:
-            raise ValueError(f"weights has the shape {values.shape}, and must be {_WHAT}")
+            raise ValueError(f"weights has the shape {values.shape}, and must be {_WEIGHTS_FORMS}")
     wrong = values[~np.isfinite(values) | (values < 0)]
     if len(wrong):
         raise ValueError(f"weights has {wrong[0]}; weights are finite and not negative")
@@ -432,9 +435,9 @@ def _checked_weights(weights: Weights | None) -> _Checked | None:
 
 
 def _label_weights(weights: str | Mapping[int, float], labels: Labels, existing: Sequence[int]) -> NDArray[np.float64]:
-    """Return the weight of one sample of each label of the samples that take part.
+    """Return the weight of one sample of each label, float64[K], by the labels of the selected samples.
 
-    Each of the `existing` labels of the dataset may have a weight.
+    A mapping may also have weights for `existing` labels of the dataset that no selected sample has.
     """
     counts = group_sizes(labels.number, len(labels.values))
     if len(counts) == 0:
@@ -448,14 +451,14 @@ def _label_weights(weights: str | Mapping[int, float], labels: Labels, existing:
     for label in labels.values:
         if label not in weights:
             raise ValueError(f"weights lacks the label {label}; give a weight, or 0, for each of the labels {known}")
-    found = np.array([weights[label] for label in labels.values])
-    if not found.any():
+    of_labels = np.array([weights[label] for label in labels.values])
+    if not of_labels.any():
         raise ValueError(_ALL_ZERO)
-    return found
+    return of_labels
 
 
 def _named(weights: _Checked) -> str:
-    """Return a short name of weights, by which a state recognizes them."""
+    """Return a short name for weights, by which a state recognizes them."""
     if isinstance(weights, str):
         return weights
     if isinstance(weights, Mapping):

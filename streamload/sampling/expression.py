@@ -21,7 +21,7 @@ ReadColumns = Callable[[Sequence[str]], Mapping[str, NDArray[Any]]]
 ReadNames = Callable[[], Sequence[str] | None]
 _Columns = Mapping[str, NDArray[Any]]
 
-# The column of numbers in [0, 1) that keys alone decide; `fraction(7)` are others.
+# The column of numbers in [0, 1) derived from keys; `fraction(7)` is another one, with the seed 7.
 FRACTION = "fraction"
 CLASS_NAME = "class_name"
 
@@ -53,13 +53,13 @@ _GRAMMAR = (
 
 
 class Selection:
-    """Which samples take part.
+    """The samples that a `where=` selects: parsed at once, applied to a dataset's columns by `select`.
 
     Attributes:
         where: as for `StreamLoader`; None selects all samples.
 
     Raises:
-        TypeError, ValueError: it makes no sense.
+        TypeError, ValueError: `where` is invalid.
     """
 
     def __init__(self, where: Where | None = None) -> None:
@@ -68,10 +68,14 @@ class Selection:
         self._keys = frozenset() if where is None or isinstance(where, str) or callable(where) else _keys_of(where)
 
     def select(self, columns: ColumnsOf, count: Callable[[], int]) -> NDArray[np.bool_]:
-        """Return which samples take part, bool[N], in the order of the listing.
+        """Return a mask of the selected samples, bool[N], in the order of the listing.
+
+        Args:
+            columns: the dataset's columns.
+            count: returns the number of samples; called if a function looks up no column.
 
         Raises:
-            TypeError, ValueError: none does, keys do not exist, or the condition does not fit the columns.
+            TypeError, ValueError: no sample is selected, keys do not exist, or the condition does not fit the columns.
             StreamloadError: a column cannot be read.
         """
         if self._condition is not None:
@@ -80,7 +84,7 @@ class Selection:
             selected = self._condition.select({name: columns[name] for name in self._condition.names})
         elif callable(self.where):
             selected = np.asarray(self.where(columns))
-            samples = len(next(iter(columns.found.values()), ())) or count()
+            samples = len(next(iter(columns.columns.values()), ())) or count()
             if selected.dtype != np.bool_ or selected.shape != (samples,):
                 raise TypeError(
                     f"where= returned {selected.dtype}{list(selected.shape)}; it must return one truth value for each "
@@ -101,7 +105,7 @@ class Selection:
 
 
 def _keys_of(where: os.PathLike[str] | Iterable[str]) -> frozenset[str]:
-    """Return keys that are given themselves, or in a file."""
+    """Return the keys in an iterable or a file."""
     if isinstance(where, os.PathLike):
         try:
             with open(where, encoding="utf-8") as file:
@@ -111,11 +115,11 @@ def _keys_of(where: os.PathLike[str] | Iterable[str]) -> frozenset[str]:
                 f"where={where!r} names a file with one key a line, which cannot be read: {error}"
             ) from error
     elif isinstance(where, Iterable):
-        given = list(where)
-        wrong = next((key for key in given if not isinstance(key, str)), None)
+        entries = list(where)
+        wrong = next((key for key in entries if not isinstance(key, str)), None)
         if wrong is not None:
             raise TypeError(f"where= has {wrong!r} among its keys; keys are strings")
-        keys = frozenset(given)
+        keys = frozenset(entries)
     else:
         raise TypeError(f"where={where!r} must be a condition such as 'size.jpg < 1_000_000', a function, or keys")
     if not keys:
@@ -124,34 +128,42 @@ def _keys_of(where: os.PathLike[str] | Iterable[str]) -> frozenset[str]:
 
 
 class ColumnsOf:
-    """The columns of a dataset, read as they are looked up by name, into `found`."""
+    """A dataset's columns by name, each read when it is first looked up. A function as `where=` gets this.
+
+    Args:
+        read: returns columns of the index by their names.
+        class_names: returns the names in `classes.json`; None if there is no such file.
+
+    Attributes:
+        columns: the columns read so far.
+    """
 
     def __init__(self, read: ReadColumns, class_names: ReadNames) -> None:
         self._read = read
         self._class_names = cache(class_names)
-        self.found: dict[str, NDArray[Any]] = {}
+        self.columns: dict[str, NDArray[Any]] = {}
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         self.fetch([name])
-        return self.found[name]
+        return self.columns[name]
 
     def __iter__(self) -> NoReturn:
         raise TypeError("columns are looked up by name, such as columns['label']; they cannot be iterated over")
 
     def fetch(self, names: Iterable[str]) -> None:
         """Read several columns at once."""
-        made_of = dict.fromkeys(names, LABEL)
-        for name in made_of:
+        sources = dict.fromkeys(names, LABEL)  # `class_name` is derived from `label`
+        for name in sources:
             if name != CLASS_NAME:
-                made_of[name] = KEY_HASH if name.partition(".")[0] == FRACTION else name
-        missing = [stored for stored in dict.fromkeys(made_of.values()) if stored not in self.found]
+                sources[name] = KEY_HASH if name.partition(".")[0] == FRACTION else name
+        missing = [stored for stored in dict.fromkeys(sources.values()) if stored not in self.columns]
         if missing:
-            self.found.update(self._read(missing))
-        for name, stored in made_of.items():
+            self.columns.update(self._read(missing))
+        for name, stored in sources.items():
             if name == CLASS_NAME:
-                self.found[name] = self._named(self.found[LABEL])
+                self.columns[name] = self._named(self.columns[LABEL])
             elif stored == KEY_HASH != name:
-                self.found[name] = _fractions(self.found[KEY_HASH], int(name.partition(".")[2] or 0))
+                self.columns[name] = _fractions(self.columns[KEY_HASH], int(name.partition(".")[2] or 0))
 
     def check_classes(self, names: Iterable[str]) -> None:
         """Raise ValueError for a class that is not in `classes.json`, with similar names."""
@@ -164,30 +176,30 @@ class ColumnsOf:
         names = self._class_names()
         if names is None:
             raise ValueError(
-                "where= has class_name, and beside the shards there is no classes.json (shardify writes it); use label"
+                "where= has class_name, but there is no classes.json beside the shards (shardify writes it); use label"
             )
         existing, number = np.unique(labels, return_inverse=True)
         unnamed = [label for label in existing.tolist() if not 0 <= label < len(names)]
         if unnamed:
-            raise ValueError(f"where= has class_name, and classes.json has no name for label {unnamed[0]}; use label")
+            raise ValueError(f"where= has class_name, but classes.json has no name for label {unnamed[0]}; use label")
         return np.array([names[label] for label in existing.tolist()], dtype=np.str_)[number]
 
 
 def _fractions(key_hashes: NDArray[np.uint64], seed: int) -> NDArray[np.float64]:
-    """Return a number in [0, 1) for each key, decided by it alone, so a split stays when samples are added."""
+    """Return a number in [0, 1) for each key, derived from the key alone: adding samples does not change a split."""
     words = mixed_words(mixed_words(key_hashes) + np.uint64(seed % (1 << 64)))
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 class Expression:
-    """A condition on columns.
+    """A condition on columns, such as `aesthetic > 5`.
 
     Attributes:
-        names: the columns that it needs.
-        class_names: those that `class_name` is to be, or not to be.
+        names: the columns that the condition needs.
+        class_names: the strings that `class_name` is compared with.
 
     Raises:
-        ValueError: the text is no such condition.
+        ValueError: the text is not a valid condition.
     """
 
     def __init__(self, text: str) -> None:
@@ -203,19 +215,19 @@ class Expression:
         try:
             self._evaluate(recorder)  # on no rows, which checks the grammar
         except TypeError:
-            # Of a condition without any column, that is the fault to tell.
+            # A condition without any column gets the clearer error below.
             if any(isinstance(node, ast.BoolOp | ast.Name) for node in ast.walk(tree)):
                 raise
         self.names = list(recorder)
         if not self.names:
-            raise ValueError(f"where={text!r} names no column (what is compared in quotes is a string); {_GRAMMAR}")
+            raise ValueError(f"where={text!r} names no column (a text in quotes is a string); {_GRAMMAR}")
         self.class_names = list(_class_names(tree))
 
     def select(self, columns: _Columns) -> NDArray[np.bool_]:
-        """Return which samples meet the condition, bool[N], by the columns of `names`.
+        """Return a mask of the samples that meet the condition, bool[N], given the columns in `names`.
 
         Raises:
-            TypeError, ValueError: values cannot be compared as the condition does.
+            TypeError, ValueError: the condition compares values that cannot be compared.
         """
         count = len(next(iter(columns.values())))
         return np.broadcast_to(np.asarray(self._evaluate(columns), np.bool_), (count,)).copy()
@@ -232,7 +244,7 @@ class Expression:
         return ValueError(f"where={self._text!r}: `{ast.unparse(node)}` {why}; {_GRAMMAR}")
 
     def _condition(self, node: ast.expr) -> tuple[Any, Any]:
-        """Return where a condition is true, and where it is false: it is neither for a missing number."""
+        """Return masks of the rows for which a condition is true, and false; it is neither for a missing number."""
         match node:
             case ast.BoolOp(op=operation, values=values):
                 true, false = zip(*map(self._condition, values), strict=True)
@@ -250,10 +262,10 @@ class Expression:
                 values = self._value(node)
                 if len(values) and values.dtype != np.bool_:
                     raise TypeError(
-                        f"`{ast.unparse(node)}` is no condition, since it has numbers or strings; compare it"
+                        f"`{ast.unparse(node)}` is not a condition, since it has numbers or strings; compare it"
                     )
                 return values, ~values
-        raise self._refused(node, "is no condition")
+        raise self._refused(node, "is not a condition")
 
     def _comparison(self, left: ast.expr, others: Iterable[tuple[ast.cmpop, ast.expr]]) -> tuple[Any, Any]:
         true: Any = True
@@ -263,10 +275,10 @@ class Expression:
             missing, following = _is_missing(value), value
             if isinstance(operation, ast.In | ast.NotIn):
                 if not isinstance(node, ast.Tuple | ast.List | ast.Set):
-                    raise self._refused(node, "is no list; write `in (1, 2)`")
+                    raise self._refused(node, "is not a list; write `in (1, 2)`")
                 constants = [self._value(each) for each in node.elts]
                 if any(np.ndim(each) for each in constants):
-                    raise self._refused(node, "has columns; a list has numbers or strings")
+                    raise self._refused(node, "has columns; a list may have numbers and strings only")
                 _check_alike(node, value, *constants)
                 met = np.isin(value, constants, invert=isinstance(operation, ast.NotIn))
             elif type(operation) in _COMPARISONS:
@@ -275,7 +287,7 @@ class Expression:
                 met = _COMPARISONS[type(operation)](value, following)
                 missing = missing | _is_missing(following)
             else:
-                raise self._refused(node, "is compared in a way that is not known")
+                raise self._refused(node, "is compared by an unsupported operator")
             true, false = true & met & ~missing, false | (~met & ~missing)
             value = following
         return true, false
@@ -292,12 +304,12 @@ class Expression:
                 return np.asarray(constant)
         name = _name(node)
         if name is None:
-            raise self._refused(node, "is not known here")
+            raise self._refused(node, "is not supported")
         return self._columns[name]
 
 
 class _Recorder(dict[str, NDArray[Any]]):
-    """Columns without rows; keeps the names that were looked up."""
+    """Columns without rows, created at their first use, to record the names that a condition looks up."""
 
     def __missing__(self, name: str) -> NDArray[Any]:
         self[name] = np.empty(0, object)
@@ -307,11 +319,11 @@ class _Recorder(dict[str, NDArray[Any]]):
 def _check_alike(node: ast.expr, value: Any, *others: Any) -> None:
     kinds = {np.asarray(each).dtype.kind in "UO" for each in (value, *others) if np.size(each)}
     if len(kinds) > 1:
-        raise TypeError(f"`{ast.unparse(node)}`: strings and numbers are compared")
+        raise TypeError(f"`{ast.unparse(node)}`: strings are compared with numbers")
 
 
 def _name(node: ast.expr) -> str | None:
-    """Return the column that a node stands for, or None."""
+    """Return the name of the column that a node stands for, or None."""
     match node:
         case ast.Name(id=name) if name + "." not in (SIZE, PRESENT):
             return name
@@ -333,6 +345,6 @@ def _class_names(tree: ast.expr) -> Iterator[str]:
 
 
 def _is_missing(value: Any) -> Any:
-    """Return where a number is missing, for which a comparison is neither true nor false."""
+    """Return a mask of missing numbers, for which a comparison is neither true nor false."""
     array = np.asarray(value)
     return np.isnan(array) if array.dtype.kind == "f" else np.zeros(array.shape, np.bool_)
