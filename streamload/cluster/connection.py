@@ -1,4 +1,4 @@
-"""Connect to a running Ray cluster, and run a trainer's feeders there in actors. Only `connect` imports Ray."""
+"""Run a trainer's feeders in actors of a Ray cluster, and take their batches in turn. Only `connect` imports Ray."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from streamload.workers.launch import program_arguments
 from streamload.workers.launchers import available_processors
 
 _CONNECT_TIMEOUT_S = 10.0
-# Calls for batches that wait in each actor, so that it need not wait for the trainer.
+# Calls of `FeederActor.next` that are queued in each actor, so that it need not wait for the trainer.
 _CALLS_AHEAD = 2
 _INSTALL = 'pip install "streamload[ray]"'
 _NONE_RUNS = (
@@ -42,22 +42,24 @@ _log = logging.getLogger("streamload")
 
 
 class RayChannel:
-    """Takes batches in turn from feeders that are actors of a Ray cluster, by the methods of `InProcessChannel`.
+    """Start feeders in actors of a Ray cluster, and receive their batches in order.
+
+    It has the methods of `InProcessChannel`.
 
     Raises:
         ClusterError: there is no such cluster, it has too little room, or a node has other versions.
     """
 
     def __init__(self, feeders: RayFeeders, configure: Configure, *, budget_is_automatic: bool) -> None:
-        self._demands = feeders
+        self._options = feeders
         program: Program = (program_arguments(), sys.path, os.getcwd())
-        self._started_with = program, pickle.dumps(configure), feeders.num_cpus, budget_is_automatic
+        self._start_arguments = program, pickle.dumps(configure), feeders.num_cpus, budget_is_automatic
         self._feeders = [_Feeder(number) for number in range(feeders.number)]
         self._start: EpochStart | None = None
         self._turn = self._position = 0
         self._slots = itertools.count()
         self._announced: tuple[int, ...] = ()  # the slots of the last message
-        self._of_lost = Totals()
+        self._totals_of_dead = Totals()
         self._cluster = connect(feeders.address, runtime_env=feeders.runtime_env)
         self._cluster.require(feeders.demands, feeders.number, "feeders")
         try:
@@ -98,8 +100,8 @@ class RayChannel:
 
     def what_holds_up(self) -> str:
         """Name the feeder that the next batch waits for."""
-        number, of = self._turn % len(self._feeders), len(self._feeders)
-        return f"feeder {number} of {of} on the Ray cluster has not returned its next batch"
+        number, count = self._turn % len(self._feeders), len(self._feeders)
+        return f"feeder {number} of {count} on the Ray cluster has not returned its next batch"
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
@@ -114,7 +116,7 @@ class RayChannel:
         return None if last.ended else last
 
     def _message(self) -> Message:
-        """Make the next message."""
+        """Return the next message. `_needed` must have returned None."""
         assert self._start is not None
         feeder = self._feeders[self._turn % len(self._feeders)]
         if feeder.batches:
@@ -124,10 +126,10 @@ class RayChannel:
         if feeder.failed is not None:
             return feeder.failed._replace(start=self._start.identity), []
         last = self._feeders[(self._turn - 1) % len(self._feeders)]
-        return self._ready(last.batches, last=True)  # the one that replaces empty batches at the end, if any
+        return self._ready(last.batches, last=True)  # the batch that replaces empty ones at the end, if any
 
     def _ready(self, batches: Iterable[tuple[ReadyBatch, Bytes]], *, last: bool) -> Message:
-        """Announce batches, each copied to a slot: objects of Ray are read-only."""
+        """Return a message with batches, each copied to a slot, since objects of Ray are read-only."""
         assert self._start is not None
         retired, announced, descriptors = self._announced, [], []
         for batch, memory in batches:
@@ -135,7 +137,7 @@ class RayChannel:
             descriptors.append(new_memory(max(1, len(memory))))
             write_fully(descriptors[-1], memory.data, 0)
         self._announced = tuple(batch.slot for batch in announced)
-        totals = Totals(self._of_lost)
+        totals = Totals(self._totals_of_dead)
         for feeder in self._feeders:
             totals.add(feeder.totals)
         ready = Ready(self._start.identity, tuple(announced), self._announced, retired, last, 1, totals)
@@ -149,7 +151,7 @@ class RayChannel:
         except exceptions.GetTimeoutError:
             raise TimeoutError from None
         except exceptions.RayError as error:
-            cause = getattr(error, "cause", None)  # of an exception that the actor itself has raised
+            cause = getattr(error, "cause", None)  # set if a method of the actor has raised
             if isinstance(cause, Exception) and not isinstance(cause, WorkerError):
                 raise cause from None
             self._replace(feeder, error)
@@ -172,24 +174,24 @@ class RayChannel:
     def _begin(self, feeder: _Feeder) -> None:
         """Request a feeder's batches from the next turn on."""
         assert self._start is not None
-        of = len(self._feeders)
-        share = Share((feeder.number - self._turn) % of, of)
+        count = len(self._feeders)
+        share = Share((feeder.number - self._turn) % count, count)
         feeder.batches.clear()
         feeder.failed, feeder.ended = None, False
         feeder.actor.begin.remote(replace(self._start, position=self._position, share=share))
         feeder.coming = deque(feeder.actor.next.remote() for _ in range(_CALLS_AHEAD))
 
     def _replace(self, feeder: _Feeder, error: Exception) -> None:
-        """Replace a dead feeder, from its next batch on."""
+        """Replace a dead feeder by one that continues with its next batch."""
         why = first_line(error)
         if feeder.died:
             raise WorkerError(
-                f"feeder {feeder.number} of {len(self._feeders)} on the Ray cluster died twice in turn, and no batch "
-                f"came in between; where memory runs out, lower memory_budget or num_workers. The second time: {why}"
+                f"feeder {feeder.number} of {len(self._feeders)} on the Ray cluster died twice in turn, with no batch "
+                f"in between; if memory runs out, lower memory_budget or num_workers. The second time: {why}"
             ) from error
         _log.warning("feeder %d on the Ray cluster died (%s); another one goes on in its place", feeder.number, why)
-        self._of_lost.add(feeder.totals)
-        self._of_lost["restarted_workers"] += 1
+        self._totals_of_dead.add(feeder.totals)
+        self._totals_of_dead["restarted_workers"] += 1
         feeder.totals, feeder.died = Totals(), True
         self._end(feeder)
         self._place([feeder])
@@ -199,27 +201,27 @@ class RayChannel:
         """Start the actors of feeders, and wait for them.
 
         Raises:
-            ClusterError: one finds no room in time, does not start, or has another version.
+            ClusterError: an actor finds no room in time, does not start, or has another version.
         """
-        ray, demands = self._cluster.ray, self._demands
-        resources = demands.demands
+        ray, options = self._cluster.ray, self._options
+        resources = options.demands
         cpus, memory = resources.pop("CPU"), resources.pop("memory", None)
-        kind = ray.remote(FeederActor).options(
+        actor_class = ray.remote(FeederActor).options(
             scheduling_strategy="SPREAD", max_restarts=0, num_cpus=cpus, memory=memory, resources=resources
         )
         for feeder in feeders:
-            feeder.actor = kind.remote()
+            feeder.actor = actor_class.remote()
         versions = [feeder.actor.version.remote() for feeder in feeders]
-        started = [feeder.actor.start.remote(*self._started_with) for feeder in feeders]
+        started = [feeder.actor.start.remote(*self._start_arguments) for feeder in feeders]
         try:
-            for there in ray.get(versions, timeout=demands.start_timeout):
-                check_version(there, "of a feeder", own_version())
-            ray.get(started, timeout=demands.start_timeout)
+            for version in ray.get(versions, timeout=options.start_timeout):
+                check_version(version, "of a feeder", own_version())
+            ray.get(started, timeout=options.start_timeout)
         except ray.exceptions.GetTimeoutError:
             all_free = ray.available_resources()
-            free = listed_amounts({name: all_free.get(name, 0) for name in demands.demands})
+            free = listed_amounts({name: all_free.get(name, 0) for name in options.demands})
             raise ClusterError(
-                f"the feeders were not placed on the Ray cluster within start_timeout={demands.start_timeout} s: "
+                f"the feeders were not placed on the Ray cluster within start_timeout={options.start_timeout} s: "
                 f"{free} are free there; ask for fewer or smaller feeders"
             ) from None
         except ray.exceptions.RayError as error:
@@ -240,11 +242,12 @@ class _Feeder:
     """Feeder `number` of k, which makes the batches `number + n * k` of a pass.
 
     Attributes:
-        coming: references of calls for batches.
-        batches: arrived, with their memory.
-        failed: why no more batches come.
-        ended: all batches have arrived.
-        died: it was placed again, and has returned no batch since.
+        coming: Ray's references to the results of queued calls for batches.
+        batches: batches that have arrived, with their memory.
+        failed: the failure after which no more batches come.
+        ended: all batches of the pass have arrived.
+        totals: the feeder's sums so far.
+        died: the feeder was placed again, and has returned no batch since.
     """
 
     number: int
@@ -258,21 +261,21 @@ class _Feeder:
 
 
 class FeederActor:
-    """Runs a feeder for a share of a trainer's batches. Ray calls one method at a time."""
+    """Run a feeder process for a share of a trainer's batches. Ray calls one method at a time."""
 
     def __init__(self) -> None:
-        # Ray lets the numerical libraries have as many threads as the actor has processors; each worker has one.
+        # Ray allows numerical libraries as many threads as the actor has processors; each worker may have one.
         os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
         self._feeder: Connection | None = None
         self._pass = (-1, -1, -1)
         self._ended = True
 
     def version(self) -> str:
-        """Return the version, which must be the trainer's: both exchange pickles."""
+        """Return the version of streamload, which must be the trainer's: both exchange pickles."""
         return own_version()
 
     def start(self, program: Program, configure: bytes, num_cpus: int, budget_is_automatic: bool) -> None:
-        """Start the feeder; limit an automatic budget by the memory of this node."""
+        """Start and configure the feeder; limit an automatic budget by the memory of this node."""
         sys.argv[:], import_path, folder = program
         sys.path += [entry for entry in import_path if entry not in sys.path]
         if os.path.isdir(folder):
@@ -287,7 +290,7 @@ class FeederActor:
         self._feeder.send(message)
 
     def begin(self, start: EpochStart) -> None:
-        """Begin a pass, and abandon the one before."""
+        """Begin a pass, and abandon the previous one."""
         assert self._feeder is not None, "start comes first"
         self._pass, self._ended = start.identity, False
         self._feeder.send(start)
@@ -316,7 +319,7 @@ class FeederActor:
 
 
 Program = tuple[Sequence[str], Sequence[str], str]
-"""Of the training program: its `sys.argv`, its `sys.path`, and the folder where its relative paths begin."""
+"""The training program's `sys.argv`, `sys.path` and working folder."""
 
 
 def connect(address: str = "auto", *, runtime_env: Mapping[str, Any] | None = None) -> RayCluster:
@@ -324,7 +327,7 @@ def connect(address: str = "auto", *, runtime_env: Mapping[str, Any] | None = No
 
     Args:
         address: "auto" for the cluster that this machine belongs to, `HOST:PORT` of its head, or `ray://HOST:PORT`.
-        runtime_env: of the processes on the nodes, as `ray.init` takes it.
+        runtime_env: the environment of the processes on the nodes, as `ray.init` takes it.
 
     Raises:
         ClusterError: Ray is not installed, there is no such cluster, or it has another version of Ray or Python.
@@ -343,7 +346,7 @@ def connect(address: str = "auto", *, runtime_env: Mapping[str, Any] | None = No
 
 def _join(ray: Any, address: str, runtime_env: Mapping[str, Any] | None) -> None:
     where, named = repr(address), os.environ.get("RAY_ADDRESS") or "auto"
-    if address == "auto" and named != "auto":  # which Ray would take, too
+    if address == "auto" and named != "auto":  # Ray would use it too
         address, where = named, f"{named!r}, which RAY_ADDRESS names"
     if address not in ("auto", "local"):
         _check_reachable(address.removeprefix("ray://"), where)
@@ -362,7 +365,7 @@ def _join(ray: Any, address: str, runtime_env: Mapping[str, Any] | None) -> None
 
 
 def _check_reachable(address: str, where: str) -> None:
-    """Try an address: Ray would try for a minute, and then may end the process."""
+    """Connect to an address briefly, because Ray would try for a minute and then might end the process."""
     if not is_host_and_port(address):
         raise ClusterError(
             f"{where} is not the address of a Ray cluster; give auto for the one that runs here, or HOST:PORT"
@@ -372,40 +375,39 @@ def _check_reachable(address: str, where: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as exc:
         raise ClusterError(
-            f"no Ray cluster answers at {where} ({exc}); check that it runs, that its address is the one that `ray "
-            "start --head` prints, and that its port is open"
+            f"no Ray cluster answers at {where} ({exc}); check that it runs, that `ray start --head` printed this "
+            "address, and that its port is open"
         ) from None
 
 
 class RayCluster:
-    """A connection of this process to a Ray cluster.
+    """A connection of this process to a Ray cluster, made by `connect`.
 
     Attributes:
         ray: the module.
-        address: where it is.
+        address: of the cluster.
     """
 
     def __init__(self, ray: Any, address: str, *, is_own: bool) -> None:
-        """Use `connect`."""
         self.ray, self.address = ray, address
         self._is_own = is_own
 
-    def require(self, resources: Mapping[str, float], number: int = 1, of: str = "tasks") -> None:
-        """Raise ClusterError if even idle nodes lack room for the tasks: Ray would wait forever."""
+    def require(self, resources: Mapping[str, float], number: int = 1, kind: str = "tasks") -> None:
+        """Raise ClusterError if even idle nodes lack room for `number` tasks or actors: Ray would wait forever."""
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         room = 0
         for node in nodes:
             room += min(number, *(int(node.get(name, 0) // amount) for name, amount in resources.items() if amount))
         if room >= number:
             return
-        wanted = listed_amounts(resources)
+        needed = listed_amounts(resources)
         largest = {name: max((node.get(name, 0) for node in nodes), default=0) for name in resources}
-        missing = f"no node of the Ray cluster at {self.address!r} has {wanted}"
+        missing = f"no node of the Ray cluster at {self.address!r} has {needed}"
         if room:
-            missing = f"the Ray cluster at {self.address!r} has room for {room} of {number} {of} with {wanted} each"
+            missing = f"the Ray cluster at {self.address!r} has room for {room} of {number} {kind} with {needed} each"
         raise ClusterError(
-            f"{missing}: of its {len(nodes)} nodes the largest have {listed_amounts(largest)}; start nodes that have "
-            "it, or ask for less"
+            f"{missing}: of its {len(nodes)} nodes the largest have {listed_amounts(largest)}; start larger or more "
+            "nodes, or ask for less"
         )
 
     def close(self) -> None:
@@ -416,15 +418,15 @@ class RayCluster:
 
 
 def listed_amounts(amounts: Mapping[str, float]) -> str:
-    """Return resources in words, as `3 CPU, 1 GPU`."""
+    """Return resources in words, such as `3 CPU, 1 GPU`."""
     return ", ".join(f"{amount:,g} {name}" for name, amount in amounts.items())
 
 
-def check_version(there: str, where: str, here: str) -> None:
-    """Raise ClusterError if a node has another version of streamload; Ray compares Ray and Python."""
-    if there != here:
+def check_version(version: str, node: str, expected: str) -> None:
+    """Raise ClusterError if a node has another version of streamload. Ray itself compares Ray and Python."""
+    if version != expected:
         raise ClusterError(
-            f"on the Ray node {where} streamload is {there}, and {here} here; install the same on all nodes"
+            f"on the Ray node {node} streamload is {version}, but {expected} here; install the same on all nodes"
         )
 
 
