@@ -1,6 +1,7 @@
-"""Plan tasks, run them into a destination, and record them; until the index is written, readers refuse it.
+"""Run packing tasks into a destination, in processes or on Ray, so that an interrupted run can be resumed.
 
-A task makes one shard (more if it does not fit) and a record, from its inputs and options alone, on any machine.
+A task makes one shard (more if its samples do not fit) and a record, from its inputs and options alone, on any machine.
+Readers refuse the destination until all tasks are recorded and the index is written.
 """
 
 from __future__ import annotations
@@ -57,22 +58,22 @@ Fault = tuple[str, str]  # a file that cannot be packed, and why
 Append = Callable[[str, Sequence[Member], int | None], None]
 # Appends all samples of a task, and returns the files that cannot be packed. Picklable.
 Work = Callable[[Append], Sequence[Fault]]
-# Runs calls, which are picklable, and yields their results in any order; raises the exception of a call.
+# Runs picklable calls and yields their results in any order; raises the exception of a call that failed.
 Pool = Callable[[Iterable[Callable[[], Any]]], Iterator[Any]]
 
-SHARDS = ShardNaming("", None, ".tar")  # all in a folder are of one dataset
+SHARDS = ShardNaming("", None, ".tar")  # every shard in a folder: packing gives each dataset its own
 _RUN_FILE = "run.json"
 _RESUME, _OVERWRITE = "--resume (resume=True)", "--overwrite (overwrite=True)"
-_FURTHER = re.compile(r"_\d{6}(?=\.tar\Z)")
+_FURTHER = re.compile(r"_\d{6}(?=\.tar\Z)")  # the end of the name of a task's second or later shard
 _HALF_WRITTEN = f".*.{16 * '[0-9a-f]'}.tmp"
-_MOST_BYTES = 1 << 30
+_MOST_RECORD_BYTES = 1 << 30
 _SHARDS_AT_LEAST = 16
 _MOST_MEASURED = 128
-_FILLED = 0.9
+_FILL_TARGET = 0.9
 _SPAWN = multiprocessing.get_context("spawn")
-_TASK_NAME = "streamload"  # in Ray's lists, and of the processes
+_TASK_NAME = "streamload"  # in Ray's lists of tasks and in process titles
 _RETRIES = 3
-_AHEAD = 4
+_TASKS_PER_CPU = 4
 _CANCEL_TIMEOUT_S = 10.0
 _LINE_INTERVAL_S, _BAR_INTERVAL_S = 5.0, 0.1
 
@@ -87,19 +88,22 @@ def pack_into(
     splits: Sequence[str] = ("",),
     classes: Sequence[str] | None = None,
 ) -> list[Record] | None:
-    """Run a plan's unfinished tasks, and complete the destination; return the records, or None if it is complete.
+    """Run the unfinished tasks of a plan, complete the destination, and return all records.
 
     Args:
         target: where and how to write shards.
-        plan: returns the tasks in the order of their shards.
+        plan: returns the tasks in the order of their shards; may run calls in the pool.
         check: called with all records before the index is written; may raise.
         label: the activity, for the progress.
         unit: the tasks' items, in the plural.
-        splits: the folders in the destination, or "" for itself.
+        splits: the folders of shards in the destination; "" is the destination itself.
         classes: the names of the classes, or None.
 
+    Returns:
+        The records in the order of the tasks; None if the run to resume was already complete.
+
     Raises:
-        UsageError: there are shards already, or an unfinished or concurrent run.
+        UsageError: the destination holds shards or an unfinished run, or another run is writing to it.
         StreamloadError, OSError, ValueError: a task failed; finished shards are kept for `resume`.
     """
     run = _Run(target, splits)
@@ -125,7 +129,7 @@ def pack_into(
             check(records)
             run.finish(records, classes)
         except BaseException as exc:
-            run.leave(exc)
+            run.abort(exc)
             raise
     return records
 
@@ -136,13 +140,16 @@ class UsageError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where and how to write shards. Picklable.
+    """Say where and how to write shards. Picklable.
 
     Attributes:
         dest: a folder or a url, without a trailing slash.
+        storages: the storage of `dest`.
         max_bytes: maximum size of a shard, or None.
         max_count: maximum number of samples in a shard, or None.
         skip_bad: skip faulty samples.
+        resume: continue an unfinished run.
+        overwrite: replace existing shards.
         workers: processes, or Ray tasks in flight; None for the default.
         ray: the address of a Ray cluster, or None.
     """
@@ -164,12 +171,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One shard to make.
+    """Describe one shard to make.
 
     Attributes:
         split: the shard's folder in the destination, or "".
-        digest: of everything that determines its bytes.
+        name: the shard's name.
+        digest: a digest of everything that determines the shard's bytes.
         items: number of items, for the progress.
+        work: appends the samples.
         may_be_empty: make a shard even without samples.
     """
 
@@ -182,12 +191,12 @@ class Task:
 
 
 def digest_of(*parts: object) -> str:
-    """Return a digest of values by their `repr`, which must be complete."""
+    """Return a digest of values, of which `repr` must show everything that matters."""
     return hashlib.sha256(repr(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
 
 class Record(NamedTuple):
-    """The shards of a task in order, and the files that were skipped."""
+    """The outcome of a task: its shards in order, and the files that were skipped."""
 
     digest: str
     split: str
@@ -196,7 +205,7 @@ class Record(NamedTuple):
 
 
 def run_task(target: Target, task: Task) -> Record:
-    """Write the shards of a task, then its record; store nothing if faults may not be skipped.
+    """Write the shards of a task, then its record. If faults may not be skipped, return them without storing a record.
 
     Raises StreamloadError, ValueError, OSError.
     """
@@ -231,25 +240,25 @@ def read_record(content: bytes, task: Task) -> Record:
 
 
 class _Run:
-    """The state of one destination.
+    """Take one destination from its lock to its index, and restore order in it if the run fails.
 
     Attributes:
-        records: of the finished tasks, by digest.
+        records: the records of the finished tasks, by digest.
     """
 
     def __init__(self, target: Target, splits: Sequence[str]) -> None:
         self._target, self._splits = target, splits
-        self._folders = {split: target.folder(split) for split in ("", *splits)}  # including those of an unfinished run
+        self._folders = {split: target.folder(split) for split in ("", *splits)}  # and later those of an unfinished run
         root = self._folders[""]
         self._storage, self._path = root.storage, root.path
         self._packing = f"{root.folder}/{PACKING_FOLDER}"
-        self._names: dict[str, set[str]] = {}  # of all shards that may exist, by split
+        self._names: dict[str, set[str]] = {}  # the names of shards that may exist, by split
         self._is_begun = False
         self.records: dict[str, Record] = {}
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclude other runs from a local destination, which is created. Buckets have no locks."""
+        """Lock a local destination against other runs, creating it if it is missing. Buckets have no locks."""
         if self._path is None:
             yield
             return
@@ -261,7 +270,7 @@ class _Run:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UsageError(f"another run of packing is writing to {self._path!r}; wait until it ends") from None
+                raise UsageError(f"another packing run is writing to {self._path!r}; wait until it ends") from None
             except OSError:  # some network file systems have no locks
                 pass
             yield
@@ -273,13 +282,13 @@ class _Run:
                     os.rmdir(folder)
 
     def may_begin(self) -> bool:
-        """Return False if a run to resume is already complete. Raises UsageError for shards that must stay."""
+        """Return False if the run to resume is already complete. Raise UsageError if existing shards must stay."""
         target, unfinished = self._target, self._read_run_file()
         if unfinished is None:
             self._remove_records()  # left by a complete run that was killed before removing them
         elif not (target.resume or target.overwrite):
             advice = f"go on with {_RESUME}, or discard it with {_OVERWRITE}"
-            raise UsageError(f"{target.dest!r} holds a run that was not finished; {advice}")
+            raise UsageError(f"{target.dest!r} holds an unfinished run; {advice}")
         self._names = unfinished or {}
         self._folders |= {split: target.folder(split) for split in self._names}
         for split in self._splits:
@@ -292,7 +301,7 @@ class _Run:
                 index = ShardFinder(None, target.storages).index_of(folder.folder)
                 self._names[split] = set() if index is None else {shard.name for shard in index.shards}
             if foreign := set(existing).difference(self._ours(split)):
-                reason = "which no index and no run of packing names; move it away"
+                reason = "which neither an index nor a packing run names; move it away"
                 raise UsageError(f"{folder.folder!r} holds {min(foreign)!r}, {reason}")
             if existing and unfinished is None and not target.overwrite:
                 say(f"note: there is no unfinished run to resume, and {state}; to pack again, add {_OVERWRITE}")
@@ -304,7 +313,7 @@ class _Run:
         return True
 
     def _ours(self, split: str) -> list[str]:
-        """Return the existing shards that an index or a run names, and further ones of their tasks."""
+        """Return the existing shards that an index or a run names, and later shards of the same tasks."""
         names = self._names.get(split)
         existing = self._folders[split].existing(SHARDS) if names else []
         return [name for name in existing if names and (name in names or _FURTHER.sub("", name) in names)]
@@ -314,10 +323,10 @@ class _Run:
         others = {info.url.rsplit("/", 2)[-2] for info in shards} - self._folders.keys()
         if others or self._folders[""].existing(SHARDS):
             folder = self._target.folder(min(others, default="")).folder
-            raise UsageError(f"{folder!r} holds shards of other splits, or none; choose another DEST, or remove them")
+            raise UsageError(f"{folder!r} holds shards of other splits or of none; choose another DEST or remove them")
 
     def begin(self, tasks: Sequence[Task]) -> None:
-        """Mark the destination, and remove everything except the shards of finished tasks."""
+        """Mark the destination as unfinished, and remove everything except the shards of finished tasks."""
         replaced = set(self._names)
         self.records = self._finished(tasks)
         for task in tasks:
@@ -325,7 +334,7 @@ class _Run:
         self._is_begun = True
         content = {split: sorted(names) for split, names in self._names.items()}
         self._storage.write(f"{self._packing}/{_RUN_FILE}", json.dumps(content, indent=0).encode("ascii"))
-        for folder in self._folders.values():  # all before any shard is removed, or a glob could list the rest
+        for folder in self._folders.values():  # mark all before removing a shard, or a glob could list the rest
             write_mark(self._storage, folder.folder, SHARDS, SHARDIFY)
             folder.remove(SHARDS, ())
         self._remove_half_written()
@@ -353,9 +362,9 @@ class _Run:
         def record_of(task: Task) -> Record | None:
             folder = self._folders[task.split].folder
             with suppress(ValueError, LookupError, TypeError, StreamloadError):
-                record = read_record(self._storage.read_bytes(stored[task.digest], most_bytes=_MOST_BYTES), task)
-                kept = all(self._storage.info(f"{folder}/{name}")[1:] == info[1:] for name, info, _ in record.shards)
-                return record if kept and (not record.faults or self._target.skip_bad) else None
+                record = read_record(self._storage.read_bytes(stored[task.digest], most_bytes=_MOST_RECORD_BYTES), task)
+                intact = all(self._storage.info(f"{folder}/{name}")[1:] == info[1:] for name, info, _ in record.shards)
+                return record if intact and (not record.faults or self._target.skip_bad) else None
             return None
 
         with ThreadPoolExecutor(SMALL_REQUESTS, "streamload-records") as threads:
@@ -376,12 +385,12 @@ class _Run:
         for shard in record.shards if self._path is not None else ():
             path = f"{self._folders[record.split].folder}/{shard.name}"
             if not os.path.exists(path):
-                message = "this shard was finished, but is not here; give a bucket, or a folder that all nodes have"
+                message = "this shard was finished, but is not here; name a bucket, or a folder that all nodes share"
                 raise StorageError(message, url=path)
         self.records[record.digest] = record
 
     def finish(self, records: Sequence[Record], classes: Sequence[str] | None) -> None:
-        """Write the indexes and the names of the classes; then remove marks and state."""
+        """Write the indexes and the names of the classes; then remove the marks and the records."""
         for split in self._splits:
             shards = [shard for record in records if record.split == split for shard in record.shards]
             folder = self._folders[split]
@@ -396,11 +405,11 @@ class _Run:
     def _unmark(self) -> None:
         for folder in self._folders.values():
             write_mark(self._storage, folder.folder, SHARDS, None)
-        self._storage.delete(f"{self._packing}/{_RUN_FILE}")  # from now on, nothing is unfinished
+        self._storage.delete(f"{self._packing}/{_RUN_FILE}")  # from here on, the run counts as complete
         self._remove_records()
 
-    def leave(self, exc: BaseException) -> None:
-        """Keep finished shards, with a note on how to resume; without any, leave no trace."""
+    def abort(self, exc: BaseException) -> None:
+        """Keep finished shards, and note on the exception how to resume; if there are none, leave no trace."""
         if not self._is_begun:
             return
         with suppress(OSError, StreamloadError):
@@ -410,24 +419,27 @@ class _Run:
                 self._unmark()
                 return
         exc.add_note(
-            f"what is finished is kept: run the same again with {_RESUME} to go on, or {_OVERWRITE} to start over"
+            f"finished shards are kept: run the same again with {_RESUME} to go on, or {_OVERWRITE} to start over"
         )
 
     def _read_run_file(self) -> dict[str, set[str]] | None:
-        """Return the names of all shards that an unfinished run may have left, by split."""
+        """Return the names of all shards that an unfinished run may have left, by split; None without such a run."""
         path = f"{self._packing}/{_RUN_FILE}"
-        content = read_if_there(self._storage, path, _MOST_BYTES)
+        content = read_if_there(self._storage, path, _MOST_RECORD_BYTES)
         if content is None:
             return None
         with suppress(ValueError, TypeError, AttributeError):
             names = {str(split): set(map(str, shards)) for split, shards in json.loads(content).items()}
             if all(map(is_plain_name, names.keys() - {""})):
                 return names
-        raise UsageError(f"{without_secrets(path)!r} was not made by a run, or is damaged; remove it")
+        raise UsageError(f"{without_secrets(path)!r} was not written by a packing run, or is damaged; remove it")
 
 
 def shard_spans(sizes: Iterable[tuple[int, int]], max_bytes: int, max_count: int | None) -> list[Span]:
-    """Split consecutive items, given as (bytes, samples), into shards as full as allowed; a larger item is alone."""
+    """Split consecutive items, given as (bytes, samples), into shards as full as allowed.
+
+    An item that is larger than a shard gets a span of its own.
+    """
     spans: list[Span] = []
     start = end = filled = samples = 0
     for size, count in sizes:
@@ -447,7 +459,8 @@ def numbered(spans: Iterable[Span]) -> list[tuple[Span, str]]:
 def estimated_spans(pool: Pool, works: Sequence[Work], max_bytes: int | None, max_count: int | None) -> list[Span]:
     """Split items, given the work of packing each, into equal spans that fill a shard to about nine tenths.
 
-    One item in sixteen, at most 128, is packed on trial. There are at least sixteen spans, if each has sixteen items.
+    To estimate sizes, one item in sixteen, at most 128, is packed on trial. There are at least sixteen spans, unless
+    they would have fewer than sixteen items.
     """
     count = len(works)
     number = min(_MOST_MEASURED, count // _SHARDS_AT_LEAST)
@@ -456,7 +469,7 @@ def estimated_spans(pool: Pool, works: Sequence[Work], max_bytes: int | None, ma
     all_bytes, samples = sum(size for size, _ in measured), sum(samples for _, samples in measured)
     each = max(_SHARDS_AT_LEAST, -(-count // _SHARDS_AT_LEAST))
     if all_bytes and max_bytes is not None:
-        each = min(each, int(_FILLED * max_bytes * number / all_bytes))
+        each = min(each, int(_FILL_TARGET * max_bytes * number / all_bytes))
     if max_count is not None:
         each = min(each, max_count * number // samples if samples else max_count)
     each = max(1, each)
@@ -472,7 +485,7 @@ def measure(work: Work) -> tuple[int, int]:
 
 @contextmanager
 def processes(count: int) -> Iterator[Pool]:
-    """Start processes, which end with this one even if it is killed; with a count of 1, run calls in this process.
+    """Open a pool of processes, which end with this one even if it is killed. A count of 1 runs calls in this process.
 
     The pool raises WorkerError if a process died.
     """
@@ -480,7 +493,7 @@ def processes(count: int) -> Iterator[Pool]:
         yield lambda calls: (call() for call in calls)
         return
     inherited, life = _SPAWN.Pipe(duplex=False)
-    executor = ProcessPoolExecutor(count, _SPAWN, _end_with, (inherited,))
+    executor = ProcessPoolExecutor(count, _SPAWN, _exit_at_close, (inherited,))
 
     def results(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
         with _starting_processes():
@@ -489,7 +502,7 @@ def processes(count: int) -> Iterator[Pool]:
             try:
                 yield future.result()
             except BrokenProcessPool:
-                raise WorkerError("a worker process died; if memory is short, fewer workers need less") from None
+                raise WorkerError("a worker process died; if memory is short, use fewer workers") from None
 
     try:
         yield results
@@ -501,7 +514,7 @@ def processes(count: int) -> Iterator[Pool]:
 
 @contextmanager
 def _starting_processes() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C and do not run the user's script again."""
+    """Make processes that are started in this context ignore Ctrl-C, and not run the user's script again."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
@@ -511,7 +524,9 @@ def _starting_processes() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _end_with(life: Connection) -> None:
+def _exit_at_close(life: Connection) -> None:
+    """Exit this process, busy or not, when the other end of the pipe is closed."""
+
     def wait() -> None:
         life.poll(None)  # until the process at the other end closes it, or dies
         os._exit(1)
@@ -523,20 +538,20 @@ def _end_with(life: Connection) -> None:
 def ray_pool(address: str, at_once: int | None) -> Iterator[Pool]:
     """Open a pool on the Ray cluster at an address. Raises ClusterError.
 
-    Each call is a task of one CPU, which Ray repeats if its process or node is lost; by default four per CPU are in
-    flight. Results are in order. On exit, tasks are cancelled.
+    Each call is a task of one CPU, which Ray repeats if its process or node is lost. `at_once` tasks are in flight, by
+    default four per CPU. Results are in order. On exit, unfinished tasks are cancelled.
     """
     with closing(connect(address)) as cluster:
         cluster.require({"CPU": 1})
         ray = cluster.ray
         task = ray.remote(num_cpus=1, max_retries=_RETRIES)(run_call).options(name=_TASK_NAME)
-        most = at_once or max(1, int(_AHEAD * ray.cluster_resources().get("CPU", 0)))
+        limit = at_once or max(1, int(_TASKS_PER_CPU * ray.cluster_resources().get("CPU", 0)))
         in_flight: deque[Any] = deque()
 
         def results(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
             waiting = iter(calls)
             while True:
-                for call in islice(waiting, most - len(in_flight)):
+                for call in islice(waiting, limit - len(in_flight)):
                     in_flight.append(task.remote(own_version(), os.getcwd(), cloudpickle.dumps(call)))
                 if not in_flight:
                     return
@@ -546,9 +561,9 @@ def ray_pool(address: str, at_once: int | None) -> Iterator[Pool]:
                     raise exc.cause if isinstance(exc.cause, Exception) else exc from None
                 except ray.exceptions.RayError as exc:
                     raise ClusterError(
-                        f"the Ray cluster at {cluster.address} was lost, or a task {_RETRIES + 1} times with its "
-                        f"process or node ({first_line(exc)}); if memory is short, fewer tasks at once (--workers) "
-                        "need less"
+                        f"the Ray cluster at {cluster.address} was lost, or a task lost its process or node "
+                        f"{_RETRIES + 1} times ({first_line(exc)}); if memory is short, run fewer tasks at once "
+                        "(--workers)"
                     ) from None
                 in_flight.popleft()
                 yield result
@@ -564,7 +579,7 @@ def ray_pool(address: str, at_once: int | None) -> Iterator[Pool]:
 
 
 def run_call(version: str, folder: str, pickled: bytes) -> bytes:
-    """Run a call in a task, and return its pickled result. Raises ClusterError for another version."""
+    """Run a pickled call in a Ray task, and return its pickled result. Raises ClusterError if versions differ."""
     node = str(import_module("ray").util.get_node_ip_address())
     check_version(own_version(), node, version)
     try:
@@ -580,9 +595,9 @@ def run_call(version: str, folder: str, pickled: bytes) -> bytes:
 
 
 def pickled_by_value(function: Callable[..., Any]) -> bytes:
-    """Pickle a function with all loaded modules of the user, which nodes may lack."""
-    chosen = cloudpickle.list_registry_pickle_by_value()
-    modules = [module for name, module in users_modules().items() if name not in chosen]
+    """Pickle a function together with the user's loaded modules, which nodes may lack."""
+    registered = cloudpickle.list_registry_pickle_by_value()
+    modules = [module for name, module in users_modules().items() if name not in registered]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -646,7 +661,7 @@ def say(line: str) -> None:
 
 
 def shown_bytes(size: float) -> str:
-    """Return bytes in a suitable unit, in powers of 1000."""
+    """Format a number of bytes in a suitable unit, in powers of 1000."""
     for unit in ("B", "KB", "MB", "GB"):
         if size < 999.5:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.1f} {unit}"
@@ -655,5 +670,5 @@ def shown_bytes(size: float) -> str:
 
 
 def shown_time(seconds: float) -> str:
-    """Return seconds as `1.2 s`, and from a minute on as `0:03:04`."""
+    """Format seconds as `1.2 s`, and from a minute on as `0:03:04`."""
     return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))

@@ -1,4 +1,7 @@
-"""`ShardWriter`: samples to shards of bounded size, published whole or not at all; same samples, same bytes."""
+"""Write samples into shards: `ShardWriter`, and the pieces of it that packing uses.
+
+A shard has a maximum size, and is published whole or not at all. The same samples give the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -55,15 +58,15 @@ _HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{16}\.partial")
 
 
 class ShardWriter:
-    """Writes samples into numbered shards with an index, locally or in a bucket; the same samples, the same bytes.
+    """Write samples into numbered shards with an index, in a local folder or a bucket.
 
-    Locally, a shard has a hidden name until it is complete and on the disk. Remotely, it grows in an unnamed temporary
-    file and is uploaded when it is full, completely or not at all. The index comes last; its tables are held in memory,
-    about 100 bytes per sample. `pack` writes with several processes.
+    A local shard has a hidden name until it is complete and flushed to the disk. A remote shard grows in an unnamed
+    temporary file, and is uploaded when it is full. `close()` writes the index; until then its tables are held in
+    memory, about 100 bytes per sample. The same samples give the same bytes. `pack` writes with several processes.
 
-    An exception in the `with` block discards the unfinished shard and writes no index. Readers refuse the published
-    shards as incomplete until they are written again with `overwrite=True` (or `.streamload-unfinished.json` is
-    removed). Not thread-safe, and only one process at a time may write to a remote folder.
+    An exception in the `with` block discards the unfinished shard, and no index is written. Readers refuse the
+    published shards as incomplete until they are written again with `overwrite=True` (or `.streamload-unfinished.json`
+    is removed). Not thread-safe, and only one process at a time may write to a remote folder.
 
     Attributes:
         folder: the folder of the shards and the index.
@@ -83,7 +86,7 @@ class ShardWriter:
         storage_options: Mapping[str, Any] | None = None,
         filesystem: Any = None,
     ) -> None:
-        """Check the destination; nothing is written yet. A remote folder is listed once.
+        """Check the arguments and the destination, and write nothing yet. A remote folder is listed once.
 
         Args:
             pattern_or_folder: a folder, where shards are named `<prefix>-000000.tar`, or a path that ends in `.tar` and
@@ -92,14 +95,14 @@ class ShardWriter:
             max_count: maximum number of samples in a shard.
             prefix: the beginning of names in a folder.
             index: write `.streamload/` beside the shards at `close()`.
-            overwrite: remove existing shards with such names, and their index entries, when the first new shard is
+            overwrite: remove existing shards whose names match, and their index entries, when the first new shard is
                 published.
             storage_options: credentials and the like, as for `StreamLoader`.
             filesystem: an fsspec filesystem to write with, as for `StreamLoader`.
 
         Raises:
             TypeError, ValueError: an argument is wrong.
-            StorageError: there are shards with such names and `overwrite` is false, or the folder cannot be accessed.
+            StorageError: shards whose names match exist and `overwrite` is false, or the folder cannot be accessed.
         """
         folder, self._names = destination_of(pattern_or_folder, prefix)
         check_counts(max_count=max_count)
@@ -112,7 +115,7 @@ class ShardWriter:
             max_bytes=parse_bytes("max_bytes", max_bytes),
             max_count=max_count,
             replace=overwrite,
-            before_first=partial(_clear, self._destination, self._names, overwrite),
+            before_first=partial(_mark_and_clear, self._destination, self._names, overwrite),
         )
         self.folder = self._destination.folder
         self.samples = 0
@@ -120,24 +123,24 @@ class ShardWriter:
         self._replaces = bool(existing)
         if existing and not overwrite:
             raise StorageError(
-                f"{without_secrets(self.folder)!r} holds {counted(len(existing), 'shard')} of this name already, from "
-                f"{existing[0]!r} on; choose another folder or prefix, or pass overwrite=True to replace them",
+                f"{without_secrets(self.folder)!r} already holds {counted(len(existing), 'shard')} named like "
+                f"{existing[0]!r}; choose another folder or prefix, or pass overwrite=True to replace them",
                 url=os.path.join(self.folder, existing[0]),
             )
 
     @property
     def bytes(self) -> int:
-        """The size of the published shards together."""
+        """Return the total size of the published shards."""
         return sum(shard.table.shard_bytes for shard in self._shards.published)
 
     @property
     def shards(self) -> tuple[str, ...]:
-        """The paths or urls of the published shards."""
+        """Return the paths or urls of the published shards."""
         return tuple(os.path.join(self.folder, shard.name) for shard in self._shards.published)
 
     @property
     def tables(self) -> tuple[tuple[IndexedShard, ShardTable], ...]:
-        """The index entries and tables of the published shards, as `IndexFolder.update_with_tables` takes them."""
+        """Return the index entries and tables of the published shards, for `IndexFolder.update_with_tables`."""
         return tuple(indexed(self._shards.published))
 
     def write(self, sample: Mapping[str, object]) -> None:
@@ -148,10 +151,10 @@ class ShardWriter:
                 names of the form `__x__` are skipped, so a sample from a loader can be written as it is.
 
         Raises:
-            TypeError, ValueError: the sample cannot be stored, or would be read back differently, or its key is in the
-                shard already, or it is too large. Nothing of it was written, and the writer can go on.
-            StorageError, DatasetIndexError: the shard cannot be written, or the index of old shards is broken; the
-                unfinished shard is discarded and the writer is closed.
+            TypeError, ValueError: the sample cannot be stored, would be read back differently, is larger than a shard
+                may be, or has a key that the shard holds already. Nothing was written; the writer can still be used.
+            StorageError, DatasetIndexError: the shard cannot be written, or the index of the shards to overwrite is
+                damaged; the unfinished shard is discarded and the writer is closed.
         """
         if self._closed:
             raise ValueError("this ShardWriter is closed; make a new one, with another prefix or folder")
@@ -167,22 +170,22 @@ class ShardWriter:
         self.samples += 1
 
     def write_arrays(self, **columns: Any) -> None:
-        """Append one sample for each row of arrays of equal length, with keys of nine digits: `000000000`.
+        """Append one sample per row of equally long arrays. The keys are the samples' numbers: `000000000`.
 
         Args:
             columns: arrays or CPU tensors with the same first dimension, by name, as `x=X, y=y`. A row is stored as the
                 field `<name>.npy` with the array's type and the row's shape; a column `cls` of integers (N,) is the
-                label. The arrays of a `.npz` file are given as `write_arrays(**np.load("data.npz"))`.
+                label. To write the arrays of a `.npz` file, call `write_arrays(**np.load("data.npz"))`.
 
         Raises:
-            TypeError, ValueError: there is no column, a column is not an array of rows, or lengths differ; nothing was
-                written. Or a row cannot be stored, as by `write`; the rows before it were written.
-            StorageError, DatasetIndexError: as by `write`.
+            TypeError, ValueError: no column is given, a column is not an array of rows, or lengths differ, and nothing
+                was written; or `write` refused a row, and the rows before it were written.
+            StorageError, DatasetIndexError: raised by `write`.
         """
         arrays = {name: np.asarray(column) for name, column in columns.items()}
         for name, rows in arrays.items():
-            no_label = name == LABEL_FIELD and (rows.ndim != 1 or rows.dtype.kind not in "iu")
-            if no_label or rows.ndim == 0 or rows.dtype == object:
+            is_bad_label = name == LABEL_FIELD and (rows.ndim != 1 or rows.dtype.kind not in "iu")
+            if is_bad_label or rows.ndim == 0 or rows.dtype == object:
                 raise TypeError(
                     f"column {name!r} is {rows.dtype} of shape {rows.shape}; it must be an array of numbers with one "
                     f"row per sample, and the label {LABEL_FIELD!r} one integer per sample"
@@ -190,7 +193,7 @@ class ShardWriter:
         if len(set(map(len, arrays.values()))) != 1 or len({*map(str.lower, arrays)}) < len(arrays):
             lengths = ", ".join(f"{name} {len(rows):,}" for name, rows in arrays.items())
             raise ValueError(
-                f"write_arrays needs arrays of equally many rows, whose names differ not only in case ({lengths})"
+                f"write_arrays needs arrays of equal length, with names that differ in more than case ({lengths})"
             )
         fields = {name: name if name == LABEL_FIELD else f"{name.lower()}.npy" for name in arrays}
         for number in range(len(next(iter(arrays.values())))):
@@ -211,8 +214,8 @@ class ShardWriter:
                 write_mark(self._destination.storage, self.folder, self._names, None)
             elif self._replaces:
                 warn_at_caller(
-                    f"no sample was written, so the shards in {without_secrets(self.folder)!r} to be overwritten are "
-                    "there still"
+                    f"no sample was written, so the existing shards in {without_secrets(self.folder)!r} were not "
+                    "overwritten"
                 )
         finally:
             self._abandon()
@@ -241,8 +244,8 @@ class ShardWriter:
         self._shards.close()
 
 
-def _clear(folder: Destination, names: ShardNaming, overwrite: bool) -> None:
-    """Mark a folder as unfinished; remove shards to be overwritten, and entries of shards deleted by hand."""
+def _mark_and_clear(folder: Destination, names: ShardNaming, overwrite: bool) -> None:
+    """Mark a folder as unfinished; remove shards to be overwritten, and index entries of shards deleted by hand."""
     write_mark(folder.storage, folder.folder, names, SHARD_WRITER)
     existing = folder.existing(names)
     if overwrite or not existing:
@@ -257,7 +260,7 @@ def check_counts(**numbers: int | None) -> None:
 
 
 def checked_key(sample: Mapping[str, object]) -> str:
-    """Return the key of a sample. Raise TypeError or ValueError for one that readers would not find again."""
+    """Return a sample's key. Raise TypeError or ValueError for a key that would be read back differently."""
     if not isinstance(sample, Mapping):
         raise TypeError(f"a sample must be a mapping of fields, not {type(sample).__name__}")
     if "__key__" not in sample:
@@ -277,7 +280,7 @@ def checked_key(sample: Mapping[str, object]) -> str:
 
 
 def sample_members(key: str, sample: Mapping[str, object]) -> list[Member]:
-    """Encode the fields of a sample. Raises TypeError, ValueError or ImportError for a field that cannot be stored."""
+    """Return a sample's encoded fields. Raise TypeError, ValueError or ImportError if one cannot be stored."""
     members = []
     for field, value in sample.items():
         if not isinstance(field, str):
@@ -287,8 +290,8 @@ def sample_members(key: str, sample: Mapping[str, object]) -> list[Member]:
             continue
         if is_special or "" in field.split(".") or "/" in field or _UNSAFE.search(field) or field != field.lower():
             raise ValueError(
-                f"sample {key!r}: {field!r} is no field; a field is a lower-case file name extension such as 'jpg' or "
-                "'seg.png', without '/', empty parts or control characters, and not underscores alone"
+                f"sample {key!r}: {field!r} is not a field's name; a name is a file extension in lower case, such as "
+                "'jpg' or 'seg.png', without '/', empty parts or control characters, and not underscores alone"
             )
         try:
             payload = encode_field(field, value)
@@ -302,19 +305,19 @@ def sample_members(key: str, sample: Mapping[str, object]) -> list[Member]:
 
 
 def label_of(members: list[Member]) -> int | None:
-    """Return the integer in the label's field, by the rules of `scan_shard`; or None."""
+    """Return the integer in a sample's label field, parsed as `scan_shard` does, or None."""
     payload = next((payload for field, _, payload in members if field == LABEL_FIELD), b"")
     match = _LABEL.fullmatch(payload) if len(payload) <= 64 else None
     label = int(match[1]) if match else None
-    return label if label is not None and -(1 << 63) <= label < 1 << 63 else None
+    return label if label is not None and -_INT64_LIMIT <= label < _INT64_LIMIT else None
 
 
 class ConsecutiveShards:
-    """Cuts samples into shards, each as full as allowed.
+    """Distribute samples over consecutive shards, each as full as allowed.
 
     Attributes:
-        growing: the unpublished shard, if there is one.
-        published: the complete shards in order.
+        growing: the unpublished shard, or None.
+        published: the published shards in order.
     """
 
     def __init__(
@@ -327,7 +330,10 @@ class ConsecutiveShards:
         replace: bool = True,
         before_first: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write nothing yet. `name` returns a shard's name by number; `before_first` is called before the first one."""
+        """Write nothing yet.
+
+        `name` returns a shard's name by its number. `before_first` is called before the first shard is published.
+        """
         self._folder, self._name = folder, name
         self._max_bytes, self._max_count = max_bytes, max_count
         self._replace, self._before_first = replace, before_first
@@ -335,14 +341,15 @@ class ConsecutiveShards:
         self.published: list[PublishedShard] = []
 
     def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
-        """Append a sample, to a further shard if this one is full.
+        """Append a sample; if the growing shard is full, publish it and start another.
 
-        Raises StreamloadError; or ValueError, with nothing written, if it fits into no shard or its key repeats.
+        Raises StreamloadError if a shard cannot be written; ValueError, before writing, if the sample is larger than a
+        shard may be or repeats a key.
         """
         size, limit = size_of(members), self._max_bytes
         if limit is not None and size + len(END_OF_ARCHIVE) > limit:
             raise too_large(key, size, limit)
-        with self._writing():
+        with self._explained_errors():
             shard = self.growing
             if shard is not None and (
                 (limit is not None and shard.bytes + size > limit) or len(shard.keys) == self._max_count
@@ -356,8 +363,8 @@ class ConsecutiveShards:
             shard.append(key, members, label)
 
     def finish(self, *, may_be_empty: bool = False) -> None:
-        """Publish the last shard; without any sample an empty one if `may_be_empty`."""
-        with self._writing():
+        """Publish the last shard. If no sample was appended, publish an empty shard or, by default, none."""
+        with self._explained_errors():
             if self.growing is None and may_be_empty and not self.published:
                 self.growing = self._folder.create(self._name(0))
             if self.growing is not None:
@@ -386,7 +393,8 @@ class ConsecutiveShards:
         self.published.append(PublishedShard(shard.name, info, table))
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _explained_errors(self) -> Iterator[None]:
+        """Raise OSErrors as StorageError, with advice."""
         try:
             yield
         except OSError as exc:
@@ -394,11 +402,11 @@ class ConsecutiveShards:
             reason = exc.strerror or exc
             if folder.path is None:
                 raise StorageError(
-                    f"the shard cannot be written to the folder for temporary files, {tempfile.tempdir!r} ({reason}); "
-                    "make room there, name another one with TMPDIR, or make shards smaller with max_bytes",
+                    f"cannot write the shard to the folder for temporary files, {tempfile.tempdir!r} ({reason}); make "
+                    "room there, choose another folder with TMPDIR, or make shards smaller with max_bytes",
                     url=url,
                 ) from exc
-            message = f"cannot write shards to {folder.folder!r}: {reason}; make room, or check its rights"
+            message = f"cannot write shards to {folder.folder!r}: {reason}; make room, or check its permissions"
             raise StorageError(message, url=url) from exc
 
 
@@ -406,13 +414,13 @@ def too_large(key: str, size: int, max_bytes: int) -> ValueError:
     """Return the error for a sample that is larger than a shard may be."""
     shard_bytes = size + len(END_OF_ARCHIVE)
     return ValueError(
-        f"sample {key!r} makes a shard of {shard_bytes:,} bytes on its own, and a shard may have {max_bytes:,}; raise "
-        f"--max-bytes (max_bytes) to {shard_bytes} at least"
+        f"sample {key!r} alone makes a shard of {shard_bytes:,} bytes, and a shard may have {max_bytes:,}; raise "
+        f"--max-bytes (max_bytes) to at least {shard_bytes}"
     )
 
 
 def size_of(members: Sequence[Member]) -> int:
-    """Return the bytes of a sample in a shard."""
+    """Return the size of a sample in a shard, with headers and padding."""
     return sum(member_bytes(header, len(payload)) for _, header, payload in members)
 
 
@@ -430,7 +438,7 @@ def indexed(shards: Iterable[PublishedShard]) -> list[tuple[IndexedShard, ShardT
 
 
 class Destination:
-    """A folder for shards. Every method may raise OSError or StreamloadError.
+    """Create, list and remove the shards of one folder. Every method may raise OSError or StreamloadError.
 
     Attributes:
         folder: its path or url, without a slash at the end.
@@ -440,14 +448,14 @@ class Destination:
     """
 
     def __init__(self, folder: str, storages: Storages, *, durable: bool = True) -> None:
-        """Write nothing yet; `durable` flushes local files to the disk.
+        """Write nothing yet. With `durable`, local shards are flushed to the disk before they are published.
 
         Raises:
-            ValueError: the url names no folder.
-            StorageError: it names a web server, or a file.
+            ValueError: the url does not name a folder.
+            StorageError: the url names a web server or a file.
         """
         if folder.endswith(":") or ("://" in folder and not folder.rstrip("/").partition("://")[2]):
-            raise ValueError(f"{folder!r} names no bucket or folder; give one, as in s3://bucket/train")
+            raise ValueError(f"{folder!r} does not name a bucket or folder; give one, as in s3://bucket/train")
         if protocol_of(folder) in WEB:
             url = without_secrets(folder)
             raise StorageError("a web server cannot be written to; name a bucket or a folder", url=url)
@@ -465,28 +473,28 @@ class Destination:
         self._created: list[str] = []
 
     def existing(self, names: ShardNaming) -> list[str]:
-        """Return the existing shards with such names, sorted."""
+        """Return the names of existing shards that match, sorted."""
         listed = [info.url.rpartition("/")[2] for info in self.storage.list(f"{escaped(self.folder)}/*")]
         return sorted(filter(names.matches, listed))
 
     def remove(self, names: ShardNaming, shards: Sequence[str]) -> None:
-        """Remove the index entries of all shards with such names, then some shards."""
+        """Remove the index entries of all shards whose names match, then the files of `shards`."""
         self.index.remove(names.matches)
         for shard in shards:
             self.storage.delete(f"{self.folder}/{shard}")
 
     def remove_abandoned(self, names: ShardNaming) -> None:
-        """Remove the hidden files of killed writers for such names; a bucket has none."""
+        """Remove hidden files that killed writers left for matching shards; a bucket has none."""
         for hidden in os.listdir(self.path) if self.path is not None and os.path.isdir(self.path) else ():
             match = _HIDDEN.fullmatch(hidden)
             if match is not None and names.matches(match[1]):
-                # It may be gone by now, or another user's, or locked by a writer that lives.
+                # The file may be gone by now, belong to another user, or be locked by a running writer.
                 with suppress(OSError), open(f"{self.path}/{hidden}", "r+b") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     os.unlink(f"{self.path}/{hidden}")
 
     def create(self, name: str) -> GrowingShard:
-        """Start a shard; a missing local folder is created."""
+        """Start a shard, creating a missing local folder."""
         if self.path is not None:
             missing = os.path.abspath(self.path)
             while not os.path.isdir(missing):
@@ -496,7 +504,7 @@ class Destination:
         return GrowingShard(name, self.path, durable=self._durable)
 
     def close(self) -> None:
-        """Remove the created folders that are empty. Idempotent."""
+        """Remove the folders that `create` made, if they are empty. Idempotent."""
         created, self._created = self._created, []
         with suppress(OSError):  # not empty
             for folder in created:
@@ -504,10 +512,10 @@ class Destination:
 
 
 class GrowingShard:
-    """An open file, and the table of its content. Not thread-safe.
+    """Write one shard, and record the table of its content. Not thread-safe.
 
-    In a local folder it is `.<name>.<random>.partial` until `publish()`, locked while the writer lives. For a bucket it
-    is an unnamed temporary file (a hidden one on systems that cannot reopen it).
+    In a local folder, the file is named `.<name>.<random>.partial` until `publish()`, and locked while the writer runs.
+    For a bucket it is an unnamed temporary file (a hidden one on systems that cannot reopen it).
 
     Attributes:
         bytes: the size of the shard if it ended here.
@@ -517,14 +525,14 @@ class GrowingShard:
     def __init__(self, name: str, folder: str | None, *, durable: bool) -> None:
         """Create the file in a local folder, or a temporary one. Raises OSError.
 
-        Without `durable`, a shard may be short or empty if the machine crashes within half a minute.
+        Without `durable`, a published shard may be cut or empty if the machine crashes within half a minute.
         """
         self.name = name
         self.bytes = len(END_OF_ARCHIVE)
         self.keys: dict[str, None] = {}
         self._durable = durable
         self._hidden: str | None = None
-        self._file: Any  # a BufferedWriter, or its wrapper that deletes the file
+        self._file: Any  # a BufferedWriter, or the wrapper of `tempfile` that deletes the file
         if folder is None:
             temporary = tempfile.TemporaryFile if os.path.isdir("/proc/self/fd") else tempfile.NamedTemporaryFile
             self._file = temporary("wb", _BUFFER_BYTES, prefix=".streamload-")
@@ -535,12 +543,12 @@ class GrowingShard:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._file = BufferedWriter(FileIO(descriptor, "wb"), _BUFFER_BYTES)
         self._fields: dict[str, int] = {}
-        self._members = array("q")  # offset, size, field and CRC-32 of each
+        self._members = array("q")  # the offset, size, field and CRC-32 of each member
         self._sample_start = array("q", [0])
         self._labels: list[int | None] = []
 
     def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
-        """Append a sample. Raises ValueError for too many distinct fields, before any change, and OSError."""
+        """Append a sample. Raises OSError; ValueError, before writing, for too many distinct fields."""
         if len(self._fields) + len({field for field, _, _ in members} - self._fields.keys()) > _MAX_FIELDS:
             raise ValueError(f"with sample {key!r} this shard would have more than {_MAX_FIELDS} distinct fields")
         position = self.bytes - len(END_OF_ARCHIVE)
@@ -555,9 +563,9 @@ class GrowingShard:
         self._labels.append(label)
 
     def publish(self, storage: Storage, url: str, *, replace: bool) -> ShardTable:
-        """Complete the shard under its url, wholly or not at all; return its table.
+        """Publish the complete shard under its url, and return its table.
 
-        Raises StorageError and OSError; in a local folder FileExistsError, unless `replace`.
+        Raises StorageError or OSError; FileExistsError if a local shard exists and `replace` is false.
         """
         self._file.write(END_OF_ARCHIVE)
         self._file.flush()
@@ -588,7 +596,7 @@ class GrowingShard:
         if self._durable:
             os.fsync(self._file.fileno())
         self._file.close()
-        with locked_folder(folder):  # a hard link would check and name in one step, but exFAT, SMB and FUSE have none
+        with locked_folder(folder):  # a hard link would check and rename at once, but exFAT, SMB and FUSE have none
             if not replace and os.path.lexists(path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             os.replace(hidden, path)
@@ -600,7 +608,7 @@ class GrowingShard:
                 os.close(descriptor)
 
     def discard(self) -> None:
-        """Close and remove the file without writing what is buffered. Idempotent."""
+        """Close and remove the file without flushing its buffer. Idempotent."""
         self._file.raw.close()
         self._file.close()
         if self._hidden is not None:
@@ -611,15 +619,21 @@ class GrowingShard:
 def encode_field(field: str, value: object) -> bytes:
     """Return the bytes to store for one field of a sample, encoded by the last extension of its name.
 
-    Every extension takes bytes-like objects. Beside these, text (`txt`, `json`, `csv`, ...) takes `str` (for `json`,
-    finished JSON), `cls`, `cls2`, `count`, `index`, `id`, `inx` and `txt` take `int`, `json` and `jsn` what JSON knows,
-    `jpg`, `jpeg`, `jpe`, `jfif`, `png`, `apng` and `webp` a uint8 HW or HWC array or a Pillow image, `npy` an array,
-    `npz` and `safetensors` a mapping of arrays, `pt` and `pth` a torch tensor or plain containers of tensors and plain
-    values, `msgpack`, `msg`, `mp` and `cbor` plain data, and `x.gz` what `x` takes. By default the loader returns the
-    same kind of value, except that integers in `txt` become text.
+    Every extension takes bytes-like objects. Some take other values too, and by default the loader returns the same
+    kind of value:
+
+    - text (`txt`, `json`, `csv`, ...) takes `str`, which for `json` must be finished JSON
+    - `cls`, `cls2`, `count`, `index`, `id`, `inx` and `txt` take `int`, which the loader returns as text for `txt`
+    - `json` and `jsn` take dicts, lists, numbers, bools and None
+    - `jpg`, `jpeg`, `jpe`, `jfif`, `png`, `apng` and `webp` take a uint8 HW or HWC array or a Pillow image
+    - `npy` takes an array, `npz` and `safetensors` a mapping of arrays
+    - `pt` and `pth` take a torch tensor, or plain containers of tensors and plain values
+    - `msgpack`, `msg`, `mp` and `cbor` take plain data
+    - `x.gz` takes the values of `x`
 
     Raises:
-        TypeError: the extension does not hold such a value; the message names field, type and what is accepted.
+        TypeError: the extension does not take such a value; the message names the field, the type and the accepted
+            values.
         ValueError: the type is right and the value is not (NaN in JSON, an RGBA image for `jpg`).
         ImportError: the extension needs a package that is not installed.
     """
@@ -666,9 +680,9 @@ def _integer(value: Any) -> bytes:
             raise TypeError
         number = int(value) if isinstance(value, str) else operator.index(value)
     except (TypeError, ValueError):
-        raise TypeError(f"{value!r:.40} is not one") from None
+        raise TypeError(f"{value!r:.40} is not an integer") from None
     if not -_INT64_LIMIT <= number < _INT64_LIMIT:
-        raise ValueError(f"{number} has more than 64 bits, and could not be read back; store it as txt")
+        raise ValueError(f"{number} has more than 64 bits and could not be read back; store it as txt")
     return value.encode("utf-8") if isinstance(value, str) else b"%d" % number
 
 
@@ -710,7 +724,7 @@ def _npz(value: object) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, array in _arrays(value).items():
-            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), _npy(array))  # a ZipInfo without a time
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), _npy(array))  # without a time: same arrays, same bytes
     return buffer.getvalue()
 
 
@@ -749,7 +763,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_tensor(value: object) -> bool:
-    torch = sys.modules.get("torch")  # a program that has a tensor has imported torch; others should not pay for it
+    torch = sys.modules.get("torch")  # a program with tensors has imported torch; others should not pay for it
     return torch is not None and isinstance(value, torch.Tensor)
 
 
@@ -803,5 +817,5 @@ _ENCODERS: dict[str, tuple[Callable[[Any], bytes] | None, str]] = {
     **{name: (partial(_image, form), _PIXELS) for name, form in IMAGE_FORMATS.items() if form in _PILLOW_MODES},
     "txt": (_txt, "a str, an int or bytes"),
 }
-# The extensions that take other values than bytes.
+# Extensions that take more than bytes.
 ENCODED_EXTENSIONS = frozenset(name for name, (encode, _) in _ENCODERS.items() if encode is not None)

@@ -99,7 +99,7 @@ def test_shards_of_other_names_in_the_destination_are_in_the_way(source: Path, t
     shutil.copy(source / "shard-000000.tar", tmp_path / "new" / "old.tar")
     with pytest.raises(ValueError, match="holds 1 shard already"):
         map_shards(even_with_length, source, tmp_path / "new", workers=1)
-    with pytest.raises(ValueError, match=r"holds 'old.tar', which no index and no run of packing names"):
+    with pytest.raises(ValueError, match=r"holds 'old.tar', which neither an index nor a packing run names"):
         map_shards(even_with_length, source, tmp_path / "new", workers=1, overwrite=True)
     assert list(content(tmp_path / "new")) == ["old.tar"]
 

@@ -238,8 +238,8 @@ def test_a_destination_that_nodes_do_not_see_is_refused(cluster: LocalRayCluster
     finally:
         os.close(folder)
     assert done.returncode == 1, done.stderr
-    assert re.search("was finished, but is not here; give a bucket|cannot write shards to", done.stderr), done.stderr
-    assert "what is finished is kept" not in done.stderr  # it ends with the first shard
+    assert re.search("was finished, but is not here; name a bucket|cannot write shards to", done.stderr), done.stderr
+    assert "finished shards are kept" not in done.stderr  # it ends with the first shard
 
 
 def test_errors_of_nodes_are_those_of_one_machine(cluster: LocalRayCluster, source: Path, tmp_path: Path) -> None:

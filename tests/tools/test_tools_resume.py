@@ -28,7 +28,7 @@ def stopped(tmp_path: Path) -> tuple[Path, Path]:
     assert err.splitlines()[-1] == (
         "error: 1 of 12 files is damaged or of another kind; repair or remove them and go on with --resume, or leave "
         "them out with --skip-bad --resume; "
-        "what is finished is kept: run the same again with --resume (resume=True) to go on, or --overwrite "
+        "finished shards are kept: run the same again with --resume (resume=True) to go on, or --overwrite "
         "(overwrite=True) to start over"
     )
     faulty.write_bytes(status)
@@ -55,7 +55,7 @@ def test_what_is_finished_stays_and_is_refused_until_the_rest_is_there(tmp_path:
     for urls in (dest, dest / "shard-000000.tar", f"{dest}/*.tar"):
         with pytest.raises(DatasetIndexError, match="not complete.*--resume"):
             TarDataset(str(urls))
-    message = "holds a run that was not finished; go on with --resume (resume=True), or discard it with"
+    message = "holds an unfinished run; go on with --resume (resume=True), or discard it with"
     assert message in refusal(source, dest, *OPTIONS)
     assert "note: 5 of 6 tasks are done already" in completed(source, dest, *OPTIONS)
     assert inodes(dest).items() > before.items()
@@ -118,7 +118,7 @@ class AnotherRun:
 
     def __call__(self, number: int) -> dict[str, object]:
         status, _, err = pack(self.source, self.dest, "--overwrite")
-        assert "another run of packing is writing to" in err
+        assert "another packing run is writing to" in err
         return {"__key__": str(number), "cls": status}
 
 
@@ -136,7 +136,7 @@ def test_a_shard_that_nobody_names_is_never_removed(tmp_path: Path, unfinished: 
         source, dest = images(tmp_path), tmp_path / "dest"
         assert pack(source, dest)[0] == 0
     (dest / "shard-mine.tar").write_text("mine")
-    message = "holds 'shard-mine.tar', which no index and no run of packing names"
+    message = "holds 'shard-mine.tar', which neither an index nor a packing run names"
     for how in ("--overwrite", "--resume"):
         assert message in refusal(source, dest, *OPTIONS, how)
     assert (dest / "shard-mine.tar").read_text() == "mine"

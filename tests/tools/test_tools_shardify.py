@@ -90,7 +90,7 @@ def test_another_split_does_not_stay_beside_the_new_ones(tmp_path: Path) -> None
     source, dest = images(tmp_path), tmp_path / "dest"
     assert pack(source, dest, "--split", "train=0.5,test=0.5")[0] == 0
     err = refusal(source, dest, "--split", "train=0.5,val=0.5", "--overwrite")
-    assert f"'{dest}/test' holds shards of other splits, or none; choose another DEST" in err
+    assert f"'{dest}/test' holds shards of other splits or of none; choose another DEST" in err
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_another_split_does_not_stay_beside_the_new_ones(tmp_path: Path) -> None
         (["source", "file"], "is a file"),
         (["s3://bucket/x", "dest"], "local files only"),
         (["source", "https://127.0.0.1/x"], "cannot be written to"),
-        (["source", "s3://"], "no bucket"),
+        (["source", "s3://"], "not name a bucket"),
         (["source", "dest", "--max-bytes", "many"], "--max-bytes"),
         (["source", "dest", "--split", "train=0.5"], "add up to 0.5"),
         (["source", "dest", "--max-count", "0"], "max-count"),

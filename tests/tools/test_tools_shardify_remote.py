@@ -78,7 +78,7 @@ def test_an_upload_that_fails_is_resumed(
     finished = {path: path.stat().st_mtime_ns for path in (bucket.folder / "set").glob("*.tar")}
     assert len(finished) >= 2
     status, _, err = packed(bucket, source, *options)
-    assert (status, "was not finished" in err) == (2, True)
+    assert (status, "unfinished run" in err) == (2, True)
     assert packed(bucket, source, *options, "--resume")[0] == 0
     assert finished == {path: path.stat().st_mtime_ns for path in finished}, "they are not uploaded again"
     assert pack(source, tmp_path / "local", *options)[0] == 0

@@ -37,7 +37,7 @@ def test_a_worker_that_dies_is_one_message(tmp_path: Path) -> None:
     def dies(number: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(WorkerError, match="a worker process died; if memory is short, fewer workers need less"):
+    with pytest.raises(WorkerError, match="a worker process died; if memory is short, use fewer workers"):
         pack(dies, range(4), tmp_path / "dest", workers=2)
     assert not (tmp_path / "dest").exists()
 

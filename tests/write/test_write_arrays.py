@@ -29,12 +29,12 @@ def test_rows_come_back_with_shape_type_and_label(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "error", "message"),
     [
-        ({}, ValueError, "needs arrays of equally many rows"),
+        ({}, ValueError, "needs arrays of equal length"),
         ({"x": X, "y": Y[:5]}, ValueError, r"\(x 6, y 5\)"),
         ({"x": 1}, TypeError, "column 'x' is .* must be an array of numbers"),
         ({"x": [object()]}, TypeError, "column 'x' is .* must be an array of numbers"),
         ({"cls": X}, TypeError, "column 'cls' is .* one integer per sample"),
-        ({"x": X, "X": X}, ValueError, "whose names differ not only in case"),
+        ({"x": X, "X": X}, ValueError, "names that differ in more than case"),
     ],
 )
 def test_columns_that_do_not_fit_write_nothing(

@@ -57,7 +57,7 @@ def test_shards_of_the_same_name_are_refused_or_replaced(bucket: Place) -> None:
     write(bucket.url, storage_options=bucket.storage_options)
     write(bucket.url, 2, prefix="other", storage_options=bucket.storage_options)
     before = bucket.files()
-    with pytest.raises(StorageError, match="4 shards of this name already"):
+    with pytest.raises(StorageError, match="already holds 4 shards"):
         write(bucket.url, storage_options=bucket.storage_options)
     assert bucket.files() == before
     write(bucket.url, 4, first=50, overwrite=True, storage_options=bucket.storage_options)

@@ -132,7 +132,7 @@ def test_a_sample_that_just_fits_fits_and_one_byte_less_of_room_does_not(tmp_pat
     bytes_alone = 512 + 5120 + 1024
     assert len(write(tmp_path / "fits", [sample], max_bytes=bytes_alone).shards) == 1
     with ShardWriter(tmp_path / "not", max_bytes=bytes_alone - 1) as writer:
-        with pytest.raises(ValueError, match=r"'big' makes a shard of 6,656 bytes.*a shard may have 6,655"):
+        with pytest.raises(ValueError, match=r"'big' alone makes a shard of 6,656 bytes.*a shard may have 6,655"):
             writer.write(sample)
         writer.write({"__key__": "small", "bin": b""})
     assert [key for key, _ in read_back(writer.shards)] == ["small"]

@@ -33,7 +33,7 @@ def test_keys_that_would_not_be_read_back_are_refused(tmp_path: Path, key: str) 
 
 @pytest.mark.parametrize("field", ["JPG", "", ".jpg", "jpg.", "a..b", "a/b", "a\nb", "Seg.png", "__", "___", "____"])
 def test_fields_that_would_not_be_read_back_are_refused(tmp_path: Path, field: str) -> None:
-    with ShardWriter(tmp_path) as writer, pytest.raises(ValueError, match="is no field"):
+    with ShardWriter(tmp_path) as writer, pytest.raises(ValueError, match="is not a field's name"):
         writer.write({"__key__": "a", "txt": "a", field: b"a"})
 
 
@@ -123,7 +123,7 @@ def test_a_forgotten_close_warns_and_leaves_nothing(tmp_path: Path) -> None:
 def test_existing_shards_are_not_touched_unless_requested(tmp_path: Path) -> None:
     write(tmp_path, max_count=1)
     before = digest(tmp_path)
-    with pytest.raises(StorageError, match=r"holds 6 shards of this name already.*overwrite=True"):
+    with pytest.raises(StorageError, match=r"already holds 6 shards named like .*overwrite=True"):
         ShardWriter(tmp_path)
     assert digest(tmp_path) == before
 
