@@ -71,32 +71,6 @@ _RAGGED = (LayoutMismatchError, TypeError, RecursionError)
 _COLLATE_STREAM = 1 << 40
 
 
-def _differences(
-    first: Any, other: Any, place: str = "", levels: int = _LEVELS
-) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield the places where two samples differ, such as "['boxes'][0]", with an outline of both values."""
-    items, others = _items(first), _items(other)
-    if items is not None and others is not None:
-        for key in {**items, **others} if levels else ():
-            pair = items.get(key, _MISSING), others.get(key, _MISSING)
-            yield from _differences(*pair, f"{place}[{key!r}]", levels - 1)
-    elif (outlines := (outline(first), outline(other)))[0] != outlines[1]:
-        yield place, outlines
-
-
-def _items(value: Any) -> Mapping[Any, Any] | None:
-    if isinstance(value, Mapping):
-        return value
-    return dict(enumerate(value)) if isinstance(value, tuple | list) else None
-
-
-def _delayed_s() -> float:
-    """Return how long, in seconds, the main thread has waited for a CPU while ready to run; 0 if unknown."""
-    with suppress(OSError, IndexError), open("/proc/self/schedstat", "rb", buffering=0) as file:
-        return int(file.read(64).split()[1]) / 1e9
-    return 0.0
-
-
 class TaskRunner:
     """Run the tasks of one worker, one at a time, with the shards and slots that the pool has opened for it.
 
@@ -310,10 +284,36 @@ class TaskRunner:
         return BatchDone(pickled, size_bytes, rows, values)
 
 
+def _delayed_s() -> float:
+    """Return how long, in seconds, the main thread has waited for a CPU while ready to run; 0 if unknown."""
+    with suppress(OSError, IndexError), open("/proc/self/schedstat", "rb", buffering=0) as file:
+        return int(file.read(64).split()[1]) / 1e9
+    return 0.0
+
+
 @lru_cache(64)
 def _with_capacity(layout: Layout, capacity: int) -> tuple[Layout, bytes]:
     layout = replace(layout, capacity=capacity)
     return layout, dump_values(layout)
+
+
+def _differences(
+    first: Any, other: Any, place: str = "", levels: int = _LEVELS
+) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield the places where two samples differ, such as "['boxes'][0]", with an outline of both values."""
+    items, others = _items(first), _items(other)
+    if items is not None and others is not None:
+        for key in {**items, **others} if levels else ():
+            pair = items.get(key, _MISSING), others.get(key, _MISSING)
+            yield from _differences(*pair, f"{place}[{key!r}]", levels - 1)
+    elif (outlines := (outline(first), outline(other)))[0] != outlines[1]:
+        yield place, outlines
+
+
+def _items(value: Any) -> Mapping[Any, Any] | None:
+    if isinstance(value, Mapping):
+        return value
+    return dict(enumerate(value)) if isinstance(value, tuple | list) else None
 
 
 def _scanned(task: ScanTask, shard: int, shards: OpenShards) -> ScannedShard:

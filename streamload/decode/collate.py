@@ -34,6 +34,14 @@ ABSENT: Any = type("Absent", (), {})()
 """Stands for a field that a sample lacks."""
 
 _TENSOR_ITEM_BYTES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
+_SCALARS_OF: dict[str, frozenset[type]] = {
+    np.dtype(np.int64).str: frozenset({int}),
+    np.dtype(np.float64).str: frozenset({float}),
+    np.dtype(np.bool_).str: frozenset({bool}),
+}
+
+# Columns of smaller values (on average) are copied at once, in fewer calls.
+_SMALL_BYTES = 512
 
 
 class ArrayLeaf(NamedTuple):
@@ -388,10 +396,6 @@ def _chosen(column: Any, numbers: list[int]) -> Any:
     return [owned(column[number]) for number in numbers]
 
 
-# Columns of smaller values (on average) are copied at once, in fewer calls.
-_SMALL_BYTES = 512
-
-
 def store_values(
     columns: Sequence[Sequence[Any]], memory: Callable[[int], Bytes], start: int
 ) -> tuple[tuple[StoredColumn, ...], int]:
@@ -533,13 +537,6 @@ def _write_values(leaf: ArrayLeaf, values: list[Any], out: NDArray[Any]) -> None
         if not np.can_cast(value.dtype, dtype, "equiv") or value.shape != shape:
             raise LayoutMismatchError
         out[number] = value
-
-
-_SCALARS_OF: dict[str, frozenset[type]] = {
-    np.dtype(np.int64).str: frozenset({int}),
-    np.dtype(np.float64).str: frozenset({float}),
-    np.dtype(np.bool_).str: frozenset({bool}),
-}
 
 
 def build_batch(layout: Layout, memory: Bytes, rows: int, columns: Sequence[list[Any]]) -> Any:

@@ -18,6 +18,15 @@ from streamload.order.shard_counts import distinct
 from streamload.tar.extensions import Decode
 from streamload.tar.scan import MISSING, ScannedPiece, ShardTable
 
+SAMPLE_NAMES = ("__key__", "__url__")
+"""Names that can be requested like fields: the sample's key and its shard's url."""
+
+Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
+OwnTransforms = tuple[tuple[int, Transform | None], ...]
+"""The first shard and own transform (or None) of each dataset of a mixture; empty for a single dataset."""
+
+OnError = Literal["raise", "skip", "replace"]
+
 # Longer tables are packed for sending: a message larger than the socket's buffer blocks the sender until the worker is
 # idle and reads it.
 _PACKED_ROWS = 256
@@ -26,37 +35,22 @@ _PACKED_ROWS = 256
 _SORTED_BY_RADIX = np.iinfo(np.uint16).max
 
 
-class ColumnKind(NamedTuple):
-    """The field of a `RowTable`'s column, and the parts of a `Column` that the table holds for it."""
-
-    name: str
-    alternatives: tuple[str, ...]
-    has_which: bool = False
-    has_crc32: bool = False
-    has_shard: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Column:
-    """The location of one field for every row.
+class Job(NamedTuple):
+    """The user's functions and options.
 
     Attributes:
-        name: as the user requested it, such as "jpg;png".
-        alternatives: the fields it may be, such as ("jpg", "png").
-        offsets: int64[rows], first byte within the shard; `MISSING` if the sample has none of the fields.
-        sizes: int64[rows], bytes.
-        which: int64[rows], each row's alternative; None if all have the first.
-        crc32: int64[rows] to verify the bytes against, or None.
-        shards: int64[rows], the field's shard, or its sidecar.
+        optional_fields: a sample that lacks one has None in its place, or no entry if all fields are read.
     """
 
-    name: str
-    alternatives: tuple[str, ...]
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    which: NDArray[np.int64] | None
-    crc32: NDArray[np.int64] | None
-    shards: NDArray[np.int64]
+    fields: tuple[str, ...] | None
+    decode: Decode
+    transform: Transform | None
+    collate_fn: Callable[[list[Any]], Any] | None
+    worker_init_fn: Callable[[int], Any] | None
+    on_error: OnError
+    seed: int
+    own_transforms: OwnTransforms = ()
+    optional_fields: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,6 +118,39 @@ def _unpacked(kinds: tuple[ColumnKind, ...], least: NDArray[np.int64], columns: 
     return RowTable(values.T, kinds)
 
 
+class ColumnKind(NamedTuple):
+    """The field of a `RowTable`'s column, and the parts of a `Column` that the table holds for it."""
+
+    name: str
+    alternatives: tuple[str, ...]
+    has_which: bool = False
+    has_crc32: bool = False
+    has_shard: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """The location of one field for every row.
+
+    Attributes:
+        name: as the user requested it, such as "jpg;png".
+        alternatives: the fields it may be, such as ("jpg", "png").
+        offsets: int64[rows], first byte within the shard; `MISSING` if the sample has none of the fields.
+        sizes: int64[rows], bytes.
+        which: int64[rows], each row's alternative; None if all have the first.
+        crc32: int64[rows] to verify the bytes against, or None.
+        shards: int64[rows], the field's shard, or its sidecar.
+    """
+
+    name: str
+    alternatives: tuple[str, ...]
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    which: NDArray[np.int64] | None
+    crc32: NDArray[np.int64] | None
+    shards: NDArray[np.int64]
+
+
 def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Yield each shard, ascending, with its rows, given each row's shard."""
     small = len(shards) > 0 and int(shards.max()) <= _SORTED_BY_RADIX
@@ -132,34 +159,6 @@ def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]
     for rows in np.split(order, edges):
         if len(rows):
             yield int(shards[rows[0]]), rows
-
-
-SAMPLE_NAMES = ("__key__", "__url__")
-"""Names that can be requested like fields: the sample's key and its shard's url."""
-
-Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
-OwnTransforms = tuple[tuple[int, Transform | None], ...]
-"""The first shard and own transform (or None) of each dataset of a mixture; empty for a single dataset."""
-
-OnError = Literal["raise", "skip", "replace"]
-
-
-class Job(NamedTuple):
-    """The user's functions and options.
-
-    Attributes:
-        optional_fields: a sample that lacks one has None in its place, or no entry if all fields are read.
-    """
-
-    fields: tuple[str, ...] | None
-    decode: Decode
-    transform: Transform | None
-    collate_fn: Callable[[list[Any]], Any] | None
-    worker_init_fn: Callable[[int], Any] | None
-    on_error: OnError
-    seed: int
-    own_transforms: OwnTransforms = ()
-    optional_fields: frozenset[str] = frozenset()
 
 
 class WorkerSetup(NamedTuple):
@@ -241,6 +240,26 @@ class ScanTask(NamedTuple):
     total: int | None = None
 
 
+Task = RowTask | ScanTask
+
+
+class Failure(NamedTuple):
+    """An exception in transit to the training loop.
+
+    Attributes:
+        error: a cloudpickle of the exception, or None if it does not pickle.
+        summary: class and message in one line.
+        traceback: the worker's, as text; may be empty.
+        original: the exception itself, if it stays in the caller's process.
+    """
+
+    error: bytes | None
+    summary: str
+    traceback: str
+    cause: Failure | None = None
+    original: Original | None = None
+
+
 class Original:
     """An exception that stays in its process, with its frames for a debugger.
 
@@ -263,26 +282,6 @@ class Original:
     def find(cls, number: int) -> Original:
         """Return the object with this number; in another process a substitute."""
         return cls._kept.get(number) or cls(None, number)
-
-
-class Failure(NamedTuple):
-    """An exception in transit to the training loop.
-
-    Attributes:
-        error: a cloudpickle of the exception, or None if it does not pickle.
-        summary: class and message in one line.
-        traceback: the worker's, as text; may be empty.
-        original: the exception itself, if it stays in the caller's process.
-    """
-
-    error: bytes | None
-    summary: str
-    traceback: str
-    cause: Failure | None = None
-    original: Original | None = None
-
-
-Task = RowTask | ScanTask
 
 
 class RowFailure(NamedTuple):

@@ -39,12 +39,18 @@ from streamload.images.files import PIXEL_LIMIT, decode_image, readable_jpeg_hea
 from streamload.images.jpeg import JpegHeader, decode_jpeg, smallest_scale
 from streamload.images.placing import MODES, Image, check_image, copied, fits, opencv, placed, takes, writable_in_order
 
-STATISTICS_NAME = "statistics.json"
-_MOST_BYTES = 1 << 20
-
-
 Planes: TypeAlias = NDArray[np.float32]
 """float32 array (channels, height, width)."""
+
+Interpolation: TypeAlias = Literal["nearest", "box", "bilinear", "bicubic", "lanczos"]
+
+Kind: TypeAlias = Literal["image", "mask", "boxes", "points"]
+
+Item: TypeAlias = tuple[Any, Kind]
+"""A value's number or key in its sample, and its kind."""
+
+STATISTICS_NAME = "statistics.json"
+_MOST_BYTES = 1 << 20
 
 _LARGEST_SCALE = 4.0  # beyond it the filter costs more than it saves
 _SCALE_STEPS = 64
@@ -53,63 +59,17 @@ _WEIGHT_OF_SUM = 1000.0
 _CORRELATION = 0.9  # of neighbouring pixels, as in photographs
 _FINEST_TAP = 256  # OpenCV rounds taps to 8 bits; they must still add up to 1
 
-
-def resize_bilinear(image: Image, shape: tuple[int, ...], out: Image | None = None) -> Image:
-    """Resize a whole uint8 image (height, width, channels).
-
-    Args:
-        image: at most `_LARGEST_SCALE` times as large as the result in either direction.
-        shape: of the result: height, width, and channels, which may be omitted if there is one.
-        out: where to write the result, by the rules of `placing`.
-
-    Returns:
-        uint8 of that shape. Against Pillow's `resize(size, BILINEAR)`, in levels of 255: enlarged within 1. Shrunk, on
-        photographs within 1 in the mean (1.4 with strong grain), 12 for 999 of 1000 values and 30 for all; on pure
-        noise 6.5, 30 and 50; on edges between black and white 0.2, 25 and 35. Noise keeps 95.5 to 101 % of Pillow's
-        contrast; without antialiasing it would be 110 % at a scale of 1.1, 178 % at 2 and 347 % at 4.
-    """
-    cv2 = opencv()
-    rows, columns = image.shape[0] / shape[0], image.shape[1] / shape[1]
-    if rows > 1 or columns > 1:
-        steps = (max(_SCALE_STEPS, round(scale * _SCALE_STEPS)) for scale in (columns, rows))
-        image = cv2.sepFilter2D(image, -1, *map(_fitted_filter, steps), borderType=cv2.BORDER_REFLECT)
-    target = writable_in_order(out, shape, np.uint8)
-    resized: Image = cv2.resize(image, (shape[1], shape[0]), dst=target, interpolation=cv2.INTER_LINEAR)
-    return target if target is not None else placed(resized.reshape(shape), out)
-
-
-@cache
-def _fitted_filter(steps: int) -> NDArray[np.float32]:
-    """Return the symmetric filter for a scale of `steps / _SCALE_STEPS`; its taps are >= 0 and sum to exactly 1."""
-    scale = steps / _SCALE_STEPS
-    if scale <= 1:
-        return np.array([0, 1, 0], np.float32)  # OpenCV has no fast path for a single tap
-    reach = max(1, math.ceil(scale) - 1)
-    taps, distances = np.arange(-reach - 2, reach + 4), np.arange(reach + 1)
-    phases = ((np.arange(_PHASES) + 0.5) / _PHASES)[:, None, None]
-    at_pixel, at_next = np.abs(taps)[:, None] == distances, np.abs(taps - 1)[:, None] == distances
-    triangle = np.maximum(0.0, 1.0 - np.abs(taps[:, None] - phases) / scale)
-    similarity = np.linalg.cholesky(_CORRELATION ** np.abs(taps[:, None] - taps)).T
-    equations = similarity @ (at_pixel * (1 - phases) + at_next * phases)
-    wanted = similarity @ (triangle / triangle.sum(axis=1, keepdims=True))
-    sum_of_taps = np.array([[1.0, *[2.0] * reach]])
-    half = np.linalg.lstsq(
-        np.concatenate([equations.reshape(-1, reach + 1), sum_of_taps * _WEIGHT_OF_SUM]),
-        np.concatenate([wanted.ravel(), [_WEIGHT_OF_SUM]]),
-        rcond=None,
-    )[0]
-    outer = np.maximum(0, np.round(half[1:] * _FINEST_TAP)) / _FINEST_TAP
-    return np.concatenate([outer[::-1], [1 - 2 * outer.sum()], outer]).astype(np.float32)
-
-
-Interpolation: TypeAlias = Literal["nearest", "box", "bilinear", "bicubic", "lanczos"]
 # Besides uint8. Pillow resamples them as float32, which holds each of their values.
 _RESAMPLED_DTYPES = (np.uint16, np.float32)
-_TRIES = 10
 # Minimum size of a box relative to the result after the JPEG's own transform has shrunk it, whose filter is not the
 # requested one. With 2.5 photographs and textures differ by up to 1.03 of 255 in the mean; with 2 by up to 1.8, with 1
 # by up to 6.
 _LEAST_SHRINKING = 2.5
+
+_TRIES = 10
+
+_KINDS = ("image", "mask", "boxes", "points")
+_COORDINATES = {"boxes": 4, "points": 2}
 
 
 class Box(NamedTuple):
@@ -178,158 +138,193 @@ class _Random(Geometric):
         return self.apply(image, rng, out)
 
 
-def check_size(operation: str, size: object, interpolation: str = "nearest") -> tuple[int, int]:
-    """Return (height, width) from one positive integer or a pair.
+class _Resizing(Geometric):
+    """An operation that can start from the encoded image."""
 
-    Raises:
-        ValueError: `size` is something else, or the filter is unknown.
-    """
-    if interpolation not in get_args(Interpolation):
-        raise ValueError(f"{operation}: interpolation must be one of {get_args(Interpolation)}, not {interpolation!r}")
-    both: Sequence[object] = size if isinstance(size, tuple | list) else (size, size)
-    if len(both) == 2:
-        height, width = map(as_python, both)
-        if type(height) is int and type(width) is int and height > 0 and width > 0:
-            return height, width
-    raise ValueError(f"{operation}: size must be a positive integer or (height, width) of two, not {size!r}")
+    __slots__ = ()
 
+    def from_encoded(self, data: memoryview, rng: np.random.Generator | None = None, out: Image | None = None) -> Image:
+        """Decode and resize the part that a call with the decoded image would use.
 
-def check_range(operation: str, name: str, value: tuple[float, float], limit: float) -> None:
-    """Raise a ValueError unless `value` is (low, high) with 0 < low <= high <= limit, both finite."""
-    is_pair = isinstance(value, tuple | list) and len(value) == 2
-    if not is_pair or not 0 < value[0] <= value[1] <= limit or math.isinf(value[1]):
-        most = "" if math.isinf(limit) else f" <= {limit:g}"
-        raise ValueError(f"{operation}: {name} must be (low, high) with 0 < low <= high{most}, not {value!r}")
+        A JPEG is decoded only down to the end of the part, so damage below it may go unnoticed.
+
+        Raises:
+            ValueError: `data` is not a whole image of a known format.
+        """
+        header = readable_jpeg_header(data)
+        if header is None:
+            return self.apply(decode_image(data), rng, out)
+        window = self.window(header.height, header.width, rng)
+        assert window is not None
+        return decode_resampled(data, header, window.box, window.size, self.interpolation, out=out)
 
 
-def cut(
-    image: Image, window: Window, interpolation: Interpolation, out: Image | None = None, *, fill: float = 0
-) -> Image:
-    """Return the pixels of a window, in new memory or in `out`, by the rules of `placing`.
+@dataclass(frozen=True, slots=True)
+class CenterCrop(_Fixed):
+    """Crop the centre; an image that is too small is first padded with zeros.
 
     Args:
-        image: the source, never changed.
-        window: the source of the result's pixels.
-        interpolation: for a box of another size than the result.
-        out: where to write.
-        fill: the value beyond the image's edges.
+        size: height and width of the result, or one integer for both.
 
     Raises:
-        TypeError: booleans, and integers other than uint8 and uint16, can only be resampled by "nearest".
-        ValueError: the result, or the box at its width, has too many pixels.
+        ValueError: `size` is not positive.
     """
-    if window.mirrored:
-        if image.dtype != np.uint8:
-            return copied(image[:, ::-1], out)
-        target = writable_in_order(out, image.shape, np.uint8)
-        flipped: Image = opencv().flip(image, 1, dst=target)
-        return placed(flipped.reshape(image.shape), out) if target is None else target
-    if (window.box.height, window.box.width) != window.size:
-        return _resample(image, window.box, window.size, interpolation, out)
-    top, left = int(window.box.top), int(window.box.left)
-    bottom, right = top + window.size[0], left + window.size[1]
-    inside = image[max(0, top) : max(0, bottom), max(0, left) : max(0, right)]
-    if inside.shape[:2] == window.size:
-        return copied(inside, out)
-    shape = (*window.size, *image.shape[2:])
-    target = out if fits(out, shape, image.dtype) else np.empty(shape, image.dtype)
-    target[...] = fill
-    top, left = max(0, -top), max(0, -left)
-    target[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
-    return target
+
+    size: int | tuple[int, int]
+
+    def __post_init__(self) -> None:
+        check_size("CenterCrop", self.size)
+
+    def window(self, height: int, width: int, _: Any, /) -> Window:
+        """Return the centre."""
+        size = check_size("CenterCrop", self.size)
+        spare = [length - wanted for length, wanted in zip((height, width), size, strict=True)]
+        top, left = (round(each / 2) if each >= 0 else -(-each // 2) for each in spare)
+        return Window(Box(top, left, *size), size)
 
 
-def _resample(
-    image: Image, box: Box, size: tuple[int, int], interpolation: Interpolation, out: Image | None = None
-) -> Image:
-    """Resize the pixels within `box` to `size`, antialiased when shrinking (except by "nearest").
+@dataclass(frozen=True, slots=True)
+class RandomCrop(_Random):
+    """Crop a part of fixed size at a random place.
 
-    Pixels beyond the (rounded) edge of the box have no effect.
-    """
-    if max(size[0], box.height) * size[1] > PIXEL_LIMIT:  # Pillow resizes rows first
-        raise ValueError(
-            f"an image (or a part of one) of {box.height:.0f} x {box.width:.0f} pixels would be resized to {size[0]} x "
-            f"{size[1]}, which takes more than the limit of {PIXEL_LIMIT} pixels; give Resize a max_size, or both "
-            "height and width, or leave such images out"
-        )
-    top, left = math.floor(box.top), math.floor(box.left)
-    bottom, right = math.ceil(box.top + box.height), math.ceil(box.left + box.width)
-    part = image[top:bottom, left:right]
-    if part.shape[:2] == size and (box.height, box.width) == size:
-        return copied(part, out)
-    if image.dtype != np.uint8:
-        return placed(_resampled_numbers(part, size, interpolation), out)
-    shape = (*size, *image.shape[2:])
-    part = part.reshape(*part.shape[:2], -1)
-    is_within = part.shape[0] <= _LARGEST_SCALE * size[0] and part.shape[1] <= _LARGEST_SCALE * size[1]
-    if interpolation == "bilinear" and part.shape[:2] == (box.height, box.width) and is_within:
-        return resize_bilinear(part, shape, out)
-
-    from PIL import Image as PillowImage
-
-    mode = MODES[part.shape[2]]
-    rows, columns = part.shape[:2]
-    source = PillowImage.frombuffer(mode, (columns, rows), np.ascontiguousarray(part), "raw", mode, 0, 1)
-    method = PillowImage.Resampling[interpolation.upper()]
-    x, y = box.left - left, box.top - top
-    region = (x, y, min(x + box.width, columns), min(y + box.height, rows))
-    resized = np.array(source.resize((size[1], size[0]), method, region))
-    return placed(resized.reshape(shape), out)
-
-
-def _resampled_numbers(part: Image, size: tuple[int, int], interpolation: Interpolation) -> Image:
-    if interpolation == "nearest":
-        for axis, (length, wanted) in enumerate(zip(part.shape, size, strict=False)):
-            positions = np.full(wanted, length / wanted)
-            positions[0] /= 2
-            # Summed step by step, as in Pillow.
-            part = part.take(np.cumsum(positions).astype(np.int64).clip(max=length - 1), axis)
-        return part
-    if part.dtype not in _RESAMPLED_DTYPES:
-        raise TypeError(
-            f"{interpolation!r} averages pixels, and those of {part.dtype} are taken for numbers of classes or "
-            'objects; give interpolation="nearest", or convert them to float32'
-        )
-
-    from PIL import Image as PillowImage
-
-    planes = part.reshape(*part.shape[:2], -1).astype(np.float32)
-    resized: Image = np.empty((*size, planes.shape[2]), np.float32)
-    method = PillowImage.Resampling[interpolation.upper()]
-    for channel in range(planes.shape[2]):
-        source = PillowImage.fromarray(np.ascontiguousarray(planes[:, :, channel]))
-        resized[:, :, channel] = np.asarray(source.resize((size[1], size[0]), method))
-    if part.dtype != np.float32:
-        resized = np.rint(resized).clip(0, np.iinfo(part.dtype).max)  # bicubic and lanczos overshoot
-    return resized.astype(part.dtype, copy=False).reshape(*size, *part.shape[2:])
-
-
-def decode_resampled(
-    data: memoryview,
-    header: JpegHeader,
-    box: Box,
-    size: tuple[int, int],
-    interpolation: Interpolation,
-    *,
-    out: Image | None = None,
-) -> Image:
-    """Decode a JPEG no larger than needed, and no further down than the box, and resample the box.
-
-    The JPEG's inverse transform shrinks the picture, by the largest factor of 8/4, 8/3 and 8/2 that leaves the box
-    `_LEAST_SHRINKING` times as high and wide as the result.
+    Args:
+        size: height and width of the part, or one integer for both.
+        padding: rows and columns of zeros to add on each side before.
 
     Raises:
-        ValueError: the file is damaged or truncated. Damage below the box may go unnoticed.
+        ValueError: `size` is not positive or `padding` is negative.
     """
-    min_height = math.ceil(_LEAST_SHRINKING * header.height * size[0] / box.height)
-    min_width = math.ceil(_LEAST_SHRINKING * header.width * size[1] / box.width)
-    eighths = smallest_scale(header, min_height, min_width)
-    image = decode_jpeg(data, header, eighths=eighths, rows=math.ceil(box.top + box.height))
-    if image is None:
-        image, eighths = decode_image(data), 8
-    # Sides are rounded up to whole pixels, but the contents are scaled exactly.
-    scaled = box if eighths == 8 else Box(*(edge * eighths / 8 for edge in box))
-    return _resample(image, scaled, size, interpolation, out)
+
+    size: int | tuple[int, int]
+    padding: int = 0
+
+    def __post_init__(self) -> None:
+        check_size("RandomCrop", self.size)
+        object.__setattr__(self, "padding", as_python(self.padding))
+        if type(self.padding) is not int or self.padding < 0:
+            raise ValueError(f"RandomCrop: padding must be an integer of at least 0, not {self.padding!r}")
+
+    def window(self, height: int, width: int, rng: np.random.Generator, /) -> Window:
+        """Draw a part; a ValueError if the padded image is smaller."""
+        rows, columns = check_size("RandomCrop", self.size)
+        spare_rows, spare_columns = height + 2 * self.padding - rows, width + 2 * self.padding - columns
+        if spare_rows < 0 or spare_columns < 0:
+            raise ValueError(
+                f"RandomCrop: an image of {height} x {width} with padding {self.padding} is smaller than the crop of "
+                f"{rows} x {columns}; resize before or give a larger padding"
+            )
+        top, left = (int((spare + 1) * rng.random()) - self.padding for spare in (spare_rows, spare_columns))
+        return Window(Box(top, left, rows, columns), (rows, columns))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomHorizontalFlip(_Random):
+    """Swap left and right with probability `p`; else return the image (or a copy, in a fitting `out`).
+
+    Args:
+        p: the probability.
+
+    Raises:
+        ValueError: `p` is not within 0 and 1.
+    """
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "p", as_python(self.p))
+        if not isinstance(self.p, float | int) or not 0 <= self.p <= 1:
+            raise ValueError(f"RandomHorizontalFlip: p must be a probability from 0 to 1, not {self.p!r}")
+
+    def window(self, height: int, width: int, rng: np.random.Generator, /) -> Window | None:
+        """Return the mirrored image with probability `p`, else None."""
+        mirrored = rng.random() < self.p
+        return Window(Box(0, 0, height, width), (height, width), mirrored=True) if mirrored else None
+
+
+@dataclass(frozen=True, slots=True)
+class RandomResizedCrop(_Resizing, _Random):
+    """Crop a random part of the image and resize it.
+
+    Args:
+        size: height and width of the result, or one integer for both.
+        scale: minimum and maximum share of the image's area.
+        ratio: minimum and maximum width / height of the part.
+        interpolation: "bilinear", "bicubic", "lanczos", "box" or "nearest"; all but the last are antialiased.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    size: int | tuple[int, int]
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    interpolation: Interpolation = "bilinear"
+
+    def __post_init__(self) -> None:
+        check_size("RandomResizedCrop", self.size, self.interpolation)
+        check_range("RandomResizedCrop", "scale", self.scale, 1.0)
+        check_range("RandomResizedCrop", "ratio", self.ratio, math.inf)
+
+    def window(self, height: int, width: int, rng: np.random.Generator, /) -> Window:
+        """Draw a part as torchvision does: area uniformly and ratio log-uniformly, in up to ten tries.
+
+        If none fits, return the largest central part of an allowed ratio.
+        """
+        size = check_size("RandomResizedCrop", self.size)
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for _ in range(_TRIES):
+            area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * rng.random())
+            aspect = math.exp(low + (high - low) * rng.random())
+            rows, columns = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+            if 0 < rows <= height and 0 < columns <= width:
+                top = int((height - rows + 1) * rng.random())
+                left = int((width - columns + 1) * rng.random())
+                return Window(Box(top, left, rows, columns), size)
+        rows, columns = height, width
+        if width < height * self.ratio[0]:
+            rows = max(1, round(width / self.ratio[0]))
+        elif width > height * self.ratio[1]:
+            columns = max(1, round(height * self.ratio[1]))
+        return Window(Box((height - rows) // 2, (width - columns) // 2, rows, columns), size)
+
+
+@dataclass(frozen=True, slots=True)
+class Resize(_Resizing, _Fixed):
+    """Resize the whole image, antialiased.
+
+    Args:
+        size: the length of the shorter side, which keeps the ratio; or exactly (height, width).
+        max_size: for an integer `size` only: maximum length of the longer side.
+        interpolation: as for RandomResizedCrop.
+
+    Raises:
+        ValueError: an argument is out of range, or `max_size` is given without an integer `size`.
+    """
+
+    size: int | tuple[int, int]
+    max_size: int | None = None
+    interpolation: Interpolation = "bilinear"
+
+    def __post_init__(self) -> None:
+        size = check_size("Resize", self.size, self.interpolation)
+        max_size = as_python(self.max_size)
+        object.__setattr__(self, "size", size if isinstance(self.size, tuple | list) else size[0])
+        object.__setattr__(self, "max_size", max_size)
+        has_integers = isinstance(self.size, int) and type(max_size) is int
+        if max_size is not None and not (has_integers and max_size > self.size):
+            raise ValueError(
+                f"Resize: max_size must be an integer above an integer size, not {max_size!r} with size {self.size!r}"
+            )
+
+    def window(self, height: int, width: int, _: Any, /) -> Window:
+        """Return the whole image."""
+        whole = Box(0, 0, height, width)
+        if not isinstance(self.size, int):
+            return Window(whole, self.size)
+        new_shorter, new_longer = self.size, int(self.size * max(height, width) / min(height, width))
+        if self.max_size is not None and new_longer > self.max_size:
+            new_shorter, new_longer = max(1, int(self.max_size * new_shorter / new_longer)), self.max_size
+        return Window(whole, (new_shorter, new_longer) if height <= width else (new_longer, new_shorter))
 
 
 # Results of `ToFloat`, and of `Normalize` after it, are transposed views (channels, height, width) of arrays contiguous
@@ -466,45 +461,6 @@ class Normalize(_Operation):
         return _planes(target, out)
 
 
-@lru_cache(maxsize=16)
-def _normalized_bytes(mean: tuple[float, ...], std: tuple[float, ...]) -> Planes:
-    """Return each byte's result in each channel, (1, 256, channels), rounded as in float computation."""
-    table = np.empty((1, 256, len(mean)), np.float32)
-    table[:] = (np.arange(256, dtype=np.float32) / np.float32(255))[:, None]
-    table -= np.asarray(mean, np.float32)
-    table /= np.asarray(std, np.float32)
-    return table
-
-
-def _as_tensor(planes: Planes, out: Planes | None) -> Any:
-    if planes is out:
-        return out
-    import torch
-
-    return torch.from_numpy(np.ascontiguousarray(planes))
-
-
-def _pixels(operation: str, image: Any) -> Image:
-    if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
-        got = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
-        raise TypeError(f"{operation} takes a uint8 array (height, width, channels) or (height, width), got {got}")
-    check_image(operation, image)
-    return image if image.ndim == 3 else image[:, :, None]
-
-
-def _target(shape: tuple[int, ...], out: Planes | None) -> Planes:
-    """Return an array (height, width, channels) to compute planes in: that of `out` if it fits."""
-    pixels = out.transpose(1, 2, 0) if isinstance(out, np.ndarray) and out.ndim == 3 else None
-    target = writable_in_order(pixels, shape, np.float32)
-    return np.empty(shape, np.float32) if target is None else target
-
-
-def _planes(target: Planes, out: Planes | None) -> Planes:
-    if out is not None and np.may_share_memory(target, out):
-        return out
-    return placed(target.transpose(2, 0, 1), out)
-
-
 @dataclass(frozen=True, slots=True)
 class Compose:
     """Apply operations, or any other callables, one after the other.
@@ -568,203 +524,6 @@ def steps_of(operation: Callable[..., Any]) -> Sequence[Callable[..., Any]]:
 def is_ours(operation: object) -> bool:
     """Return True for the operations of this library."""
     return type(operation).__module__.startswith("streamload.images.")
-
-
-@dataclass(frozen=True, slots=True)
-class CenterCrop(_Fixed):
-    """Crop the centre; an image that is too small is first padded with zeros.
-
-    Args:
-        size: height and width of the result, or one integer for both.
-
-    Raises:
-        ValueError: `size` is not positive.
-    """
-
-    size: int | tuple[int, int]
-
-    def __post_init__(self) -> None:
-        check_size("CenterCrop", self.size)
-
-    def window(self, height: int, width: int, _: Any, /) -> Window:
-        """Return the centre."""
-        size = check_size("CenterCrop", self.size)
-        spare = [length - wanted for length, wanted in zip((height, width), size, strict=True)]
-        top, left = (round(each / 2) if each >= 0 else -(-each // 2) for each in spare)
-        return Window(Box(top, left, *size), size)
-
-
-@dataclass(frozen=True, slots=True)
-class RandomCrop(_Random):
-    """Crop a part of fixed size at a random place.
-
-    Args:
-        size: height and width of the part, or one integer for both.
-        padding: rows and columns of zeros to add on each side before.
-
-    Raises:
-        ValueError: `size` is not positive or `padding` is negative.
-    """
-
-    size: int | tuple[int, int]
-    padding: int = 0
-
-    def __post_init__(self) -> None:
-        check_size("RandomCrop", self.size)
-        object.__setattr__(self, "padding", as_python(self.padding))
-        if type(self.padding) is not int or self.padding < 0:
-            raise ValueError(f"RandomCrop: padding must be an integer of at least 0, not {self.padding!r}")
-
-    def window(self, height: int, width: int, rng: np.random.Generator, /) -> Window:
-        """Draw a part; a ValueError if the padded image is smaller."""
-        rows, columns = check_size("RandomCrop", self.size)
-        spare_rows, spare_columns = height + 2 * self.padding - rows, width + 2 * self.padding - columns
-        if spare_rows < 0 or spare_columns < 0:
-            raise ValueError(
-                f"RandomCrop: an image of {height} x {width} with padding {self.padding} is smaller than the crop of "
-                f"{rows} x {columns}; resize before or give a larger padding"
-            )
-        top, left = (int((spare + 1) * rng.random()) - self.padding for spare in (spare_rows, spare_columns))
-        return Window(Box(top, left, rows, columns), (rows, columns))
-
-
-@dataclass(frozen=True, slots=True)
-class RandomHorizontalFlip(_Random):
-    """Swap left and right with probability `p`; else return the image (or a copy, in a fitting `out`).
-
-    Args:
-        p: the probability.
-
-    Raises:
-        ValueError: `p` is not within 0 and 1.
-    """
-
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "p", as_python(self.p))
-        if not isinstance(self.p, float | int) or not 0 <= self.p <= 1:
-            raise ValueError(f"RandomHorizontalFlip: p must be a probability from 0 to 1, not {self.p!r}")
-
-    def window(self, height: int, width: int, rng: np.random.Generator, /) -> Window | None:
-        """Return the mirrored image with probability `p`, else None."""
-        mirrored = rng.random() < self.p
-        return Window(Box(0, 0, height, width), (height, width), mirrored=True) if mirrored else None
-
-
-class _Resizing(Geometric):
-    """An operation that can start from the encoded image."""
-
-    __slots__ = ()
-
-    def from_encoded(self, data: memoryview, rng: np.random.Generator | None = None, out: Image | None = None) -> Image:
-        """Decode and resize the part that a call with the decoded image would use.
-
-        A JPEG is decoded only down to the end of the part, so damage below it may go unnoticed.
-
-        Raises:
-            ValueError: `data` is not a whole image of a known format.
-        """
-        header = readable_jpeg_header(data)
-        if header is None:
-            return self.apply(decode_image(data), rng, out)
-        window = self.window(header.height, header.width, rng)
-        assert window is not None
-        return decode_resampled(data, header, window.box, window.size, self.interpolation, out=out)
-
-
-@dataclass(frozen=True, slots=True)
-class RandomResizedCrop(_Resizing, _Random):
-    """Crop a random part of the image and resize it.
-
-    Args:
-        size: height and width of the result, or one integer for both.
-        scale: minimum and maximum share of the image's area.
-        ratio: minimum and maximum width / height of the part.
-        interpolation: "bilinear", "bicubic", "lanczos", "box" or "nearest"; all but the last are antialiased.
-
-    Raises:
-        ValueError: an argument is out of range.
-    """
-
-    size: int | tuple[int, int]
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    interpolation: Interpolation = "bilinear"
-
-    def __post_init__(self) -> None:
-        check_size("RandomResizedCrop", self.size, self.interpolation)
-        check_range("RandomResizedCrop", "scale", self.scale, 1.0)
-        check_range("RandomResizedCrop", "ratio", self.ratio, math.inf)
-
-    def window(self, height: int, width: int, rng: np.random.Generator, /) -> Window:
-        """Draw a part as torchvision does: area uniformly and ratio log-uniformly, in up to ten tries.
-
-        If none fits, return the largest central part of an allowed ratio.
-        """
-        size = check_size("RandomResizedCrop", self.size)
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        for _ in range(_TRIES):
-            area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * rng.random())
-            aspect = math.exp(low + (high - low) * rng.random())
-            rows, columns = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
-            if 0 < rows <= height and 0 < columns <= width:
-                top = int((height - rows + 1) * rng.random())
-                left = int((width - columns + 1) * rng.random())
-                return Window(Box(top, left, rows, columns), size)
-        rows, columns = height, width
-        if width < height * self.ratio[0]:
-            rows = max(1, round(width / self.ratio[0]))
-        elif width > height * self.ratio[1]:
-            columns = max(1, round(height * self.ratio[1]))
-        return Window(Box((height - rows) // 2, (width - columns) // 2, rows, columns), size)
-
-
-@dataclass(frozen=True, slots=True)
-class Resize(_Resizing, _Fixed):
-    """Resize the whole image, antialiased.
-
-    Args:
-        size: the length of the shorter side, which keeps the ratio; or exactly (height, width).
-        max_size: for an integer `size` only: maximum length of the longer side.
-        interpolation: as for RandomResizedCrop.
-
-    Raises:
-        ValueError: an argument is out of range, or `max_size` is given without an integer `size`.
-    """
-
-    size: int | tuple[int, int]
-    max_size: int | None = None
-    interpolation: Interpolation = "bilinear"
-
-    def __post_init__(self) -> None:
-        size = check_size("Resize", self.size, self.interpolation)
-        max_size = as_python(self.max_size)
-        object.__setattr__(self, "size", size if isinstance(self.size, tuple | list) else size[0])
-        object.__setattr__(self, "max_size", max_size)
-        has_integers = isinstance(self.size, int) and type(max_size) is int
-        if max_size is not None and not (has_integers and max_size > self.size):
-            raise ValueError(
-                f"Resize: max_size must be an integer above an integer size, not {max_size!r} with size {self.size!r}"
-            )
-
-    def window(self, height: int, width: int, _: Any, /) -> Window:
-        """Return the whole image."""
-        whole = Box(0, 0, height, width)
-        if not isinstance(self.size, int):
-            return Window(whole, self.size)
-        new_shorter, new_longer = self.size, int(self.size * max(height, width) / min(height, width))
-        if self.max_size is not None and new_longer > self.max_size:
-            new_shorter, new_longer = max(1, int(self.max_size * new_shorter / new_longer)), self.max_size
-        return Window(whole, (new_shorter, new_longer) if height <= width else (new_longer, new_shorter))
-
-
-Kind: TypeAlias = Literal["image", "mask", "boxes", "points"]
-_KINDS = ("image", "mask", "boxes", "points")
-_COORDINATES = {"boxes": 4, "points": 2}
-
-Item: TypeAlias = tuple[Any, Kind]
-"""A value's number or key in its sample, and its kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -936,3 +695,244 @@ def _clipped(numbers: NDArray[np.float64], kind: Kind, size: tuple[int, int]) ->
     numbers[:, 0:4:2] = numbers[:, 0:4:2].clip(0, width)
     numbers[:, 1:4:2] = numbers[:, 1:4:2].clip(0, height)
     return numbers[(numbers[:, 0] < numbers[:, 2]) & (numbers[:, 1] < numbers[:, 3])]
+
+
+def check_size(operation: str, size: object, interpolation: str = "nearest") -> tuple[int, int]:
+    """Return (height, width) from one positive integer or a pair.
+
+    Raises:
+        ValueError: `size` is something else, or the filter is unknown.
+    """
+    if interpolation not in get_args(Interpolation):
+        raise ValueError(f"{operation}: interpolation must be one of {get_args(Interpolation)}, not {interpolation!r}")
+    both: Sequence[object] = size if isinstance(size, tuple | list) else (size, size)
+    if len(both) == 2:
+        height, width = map(as_python, both)
+        if type(height) is int and type(width) is int and height > 0 and width > 0:
+            return height, width
+    raise ValueError(f"{operation}: size must be a positive integer or (height, width) of two, not {size!r}")
+
+
+def check_range(operation: str, name: str, value: tuple[float, float], limit: float) -> None:
+    """Raise a ValueError unless `value` is (low, high) with 0 < low <= high <= limit, both finite."""
+    is_pair = isinstance(value, tuple | list) and len(value) == 2
+    if not is_pair or not 0 < value[0] <= value[1] <= limit or math.isinf(value[1]):
+        most = "" if math.isinf(limit) else f" <= {limit:g}"
+        raise ValueError(f"{operation}: {name} must be (low, high) with 0 < low <= high{most}, not {value!r}")
+
+
+def cut(
+    image: Image, window: Window, interpolation: Interpolation, out: Image | None = None, *, fill: float = 0
+) -> Image:
+    """Return the pixels of a window, in new memory or in `out`, by the rules of `placing`.
+
+    Args:
+        image: the source, never changed.
+        window: the source of the result's pixels.
+        interpolation: for a box of another size than the result.
+        out: where to write.
+        fill: the value beyond the image's edges.
+
+    Raises:
+        TypeError: booleans, and integers other than uint8 and uint16, can only be resampled by "nearest".
+        ValueError: the result, or the box at its width, has too many pixels.
+    """
+    if window.mirrored:
+        if image.dtype != np.uint8:
+            return copied(image[:, ::-1], out)
+        target = writable_in_order(out, image.shape, np.uint8)
+        flipped: Image = opencv().flip(image, 1, dst=target)
+        return placed(flipped.reshape(image.shape), out) if target is None else target
+    if (window.box.height, window.box.width) != window.size:
+        return _resample(image, window.box, window.size, interpolation, out)
+    top, left = int(window.box.top), int(window.box.left)
+    bottom, right = top + window.size[0], left + window.size[1]
+    inside = image[max(0, top) : max(0, bottom), max(0, left) : max(0, right)]
+    if inside.shape[:2] == window.size:
+        return copied(inside, out)
+    shape = (*window.size, *image.shape[2:])
+    target = out if fits(out, shape, image.dtype) else np.empty(shape, image.dtype)
+    target[...] = fill
+    top, left = max(0, -top), max(0, -left)
+    target[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
+    return target
+
+
+def decode_resampled(
+    data: memoryview,
+    header: JpegHeader,
+    box: Box,
+    size: tuple[int, int],
+    interpolation: Interpolation,
+    *,
+    out: Image | None = None,
+) -> Image:
+    """Decode a JPEG no larger than needed, and no further down than the box, and resample the box.
+
+    The JPEG's inverse transform shrinks the picture, by the largest factor of 8/4, 8/3 and 8/2 that leaves the box
+    `_LEAST_SHRINKING` times as high and wide as the result.
+
+    Raises:
+        ValueError: the file is damaged or truncated. Damage below the box may go unnoticed.
+    """
+    min_height = math.ceil(_LEAST_SHRINKING * header.height * size[0] / box.height)
+    min_width = math.ceil(_LEAST_SHRINKING * header.width * size[1] / box.width)
+    eighths = smallest_scale(header, min_height, min_width)
+    image = decode_jpeg(data, header, eighths=eighths, rows=math.ceil(box.top + box.height))
+    if image is None:
+        image, eighths = decode_image(data), 8
+    # Sides are rounded up to whole pixels, but the contents are scaled exactly.
+    scaled = box if eighths == 8 else Box(*(edge * eighths / 8 for edge in box))
+    return _resample(image, scaled, size, interpolation, out)
+
+
+def _resample(
+    image: Image, box: Box, size: tuple[int, int], interpolation: Interpolation, out: Image | None = None
+) -> Image:
+    """Resize the pixels within `box` to `size`, antialiased when shrinking (except by "nearest").
+
+    Pixels beyond the (rounded) edge of the box have no effect.
+    """
+    if max(size[0], box.height) * size[1] > PIXEL_LIMIT:  # Pillow resizes rows first
+        raise ValueError(
+            f"an image (or a part of one) of {box.height:.0f} x {box.width:.0f} pixels would be resized to {size[0]} x "
+            f"{size[1]}, which takes more than the limit of {PIXEL_LIMIT} pixels; give Resize a max_size, or both "
+            "height and width, or leave such images out"
+        )
+    top, left = math.floor(box.top), math.floor(box.left)
+    bottom, right = math.ceil(box.top + box.height), math.ceil(box.left + box.width)
+    part = image[top:bottom, left:right]
+    if part.shape[:2] == size and (box.height, box.width) == size:
+        return copied(part, out)
+    if image.dtype != np.uint8:
+        return placed(_resampled_numbers(part, size, interpolation), out)
+    shape = (*size, *image.shape[2:])
+    part = part.reshape(*part.shape[:2], -1)
+    is_within = part.shape[0] <= _LARGEST_SCALE * size[0] and part.shape[1] <= _LARGEST_SCALE * size[1]
+    if interpolation == "bilinear" and part.shape[:2] == (box.height, box.width) and is_within:
+        return resize_bilinear(part, shape, out)
+
+    from PIL import Image as PillowImage
+
+    mode = MODES[part.shape[2]]
+    rows, columns = part.shape[:2]
+    source = PillowImage.frombuffer(mode, (columns, rows), np.ascontiguousarray(part), "raw", mode, 0, 1)
+    method = PillowImage.Resampling[interpolation.upper()]
+    x, y = box.left - left, box.top - top
+    region = (x, y, min(x + box.width, columns), min(y + box.height, rows))
+    resized = np.array(source.resize((size[1], size[0]), method, region))
+    return placed(resized.reshape(shape), out)
+
+
+def resize_bilinear(image: Image, shape: tuple[int, ...], out: Image | None = None) -> Image:
+    """Resize a whole uint8 image (height, width, channels).
+
+    Args:
+        image: at most `_LARGEST_SCALE` times as large as the result in either direction.
+        shape: of the result: height, width, and channels, which may be omitted if there is one.
+        out: where to write the result, by the rules of `placing`.
+
+    Returns:
+        uint8 of that shape. Against Pillow's `resize(size, BILINEAR)`, in levels of 255: enlarged within 1. Shrunk, on
+        photographs within 1 in the mean (1.4 with strong grain), 12 for 999 of 1000 values and 30 for all; on pure
+        noise 6.5, 30 and 50; on edges between black and white 0.2, 25 and 35. Noise keeps 95.5 to 101 % of Pillow's
+        contrast; without antialiasing it would be 110 % at a scale of 1.1, 178 % at 2 and 347 % at 4.
+    """
+    cv2 = opencv()
+    rows, columns = image.shape[0] / shape[0], image.shape[1] / shape[1]
+    if rows > 1 or columns > 1:
+        steps = (max(_SCALE_STEPS, round(scale * _SCALE_STEPS)) for scale in (columns, rows))
+        image = cv2.sepFilter2D(image, -1, *map(_fitted_filter, steps), borderType=cv2.BORDER_REFLECT)
+    target = writable_in_order(out, shape, np.uint8)
+    resized: Image = cv2.resize(image, (shape[1], shape[0]), dst=target, interpolation=cv2.INTER_LINEAR)
+    return target if target is not None else placed(resized.reshape(shape), out)
+
+
+@cache
+def _fitted_filter(steps: int) -> NDArray[np.float32]:
+    """Return the symmetric filter for a scale of `steps / _SCALE_STEPS`; its taps are >= 0 and sum to exactly 1."""
+    scale = steps / _SCALE_STEPS
+    if scale <= 1:
+        return np.array([0, 1, 0], np.float32)  # OpenCV has no fast path for a single tap
+    reach = max(1, math.ceil(scale) - 1)
+    taps, distances = np.arange(-reach - 2, reach + 4), np.arange(reach + 1)
+    phases = ((np.arange(_PHASES) + 0.5) / _PHASES)[:, None, None]
+    at_pixel, at_next = np.abs(taps)[:, None] == distances, np.abs(taps - 1)[:, None] == distances
+    triangle = np.maximum(0.0, 1.0 - np.abs(taps[:, None] - phases) / scale)
+    similarity = np.linalg.cholesky(_CORRELATION ** np.abs(taps[:, None] - taps)).T
+    equations = similarity @ (at_pixel * (1 - phases) + at_next * phases)
+    wanted = similarity @ (triangle / triangle.sum(axis=1, keepdims=True))
+    sum_of_taps = np.array([[1.0, *[2.0] * reach]])
+    half = np.linalg.lstsq(
+        np.concatenate([equations.reshape(-1, reach + 1), sum_of_taps * _WEIGHT_OF_SUM]),
+        np.concatenate([wanted.ravel(), [_WEIGHT_OF_SUM]]),
+        rcond=None,
+    )[0]
+    outer = np.maximum(0, np.round(half[1:] * _FINEST_TAP)) / _FINEST_TAP
+    return np.concatenate([outer[::-1], [1 - 2 * outer.sum()], outer]).astype(np.float32)
+
+
+def _resampled_numbers(part: Image, size: tuple[int, int], interpolation: Interpolation) -> Image:
+    if interpolation == "nearest":
+        for axis, (length, wanted) in enumerate(zip(part.shape, size, strict=False)):
+            positions = np.full(wanted, length / wanted)
+            positions[0] /= 2
+            # Summed step by step, as in Pillow.
+            part = part.take(np.cumsum(positions).astype(np.int64).clip(max=length - 1), axis)
+        return part
+    if part.dtype not in _RESAMPLED_DTYPES:
+        raise TypeError(
+            f"{interpolation!r} averages pixels, and those of {part.dtype} are taken for numbers of classes or "
+            'objects; give interpolation="nearest", or convert them to float32'
+        )
+
+    from PIL import Image as PillowImage
+
+    planes = part.reshape(*part.shape[:2], -1).astype(np.float32)
+    resized: Image = np.empty((*size, planes.shape[2]), np.float32)
+    method = PillowImage.Resampling[interpolation.upper()]
+    for channel in range(planes.shape[2]):
+        source = PillowImage.fromarray(np.ascontiguousarray(planes[:, :, channel]))
+        resized[:, :, channel] = np.asarray(source.resize((size[1], size[0]), method))
+    if part.dtype != np.float32:
+        resized = np.rint(resized).clip(0, np.iinfo(part.dtype).max)  # bicubic and lanczos overshoot
+    return resized.astype(part.dtype, copy=False).reshape(*size, *part.shape[2:])
+
+
+def _pixels(operation: str, image: Any) -> Image:
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
+        got = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
+        raise TypeError(f"{operation} takes a uint8 array (height, width, channels) or (height, width), got {got}")
+    check_image(operation, image)
+    return image if image.ndim == 3 else image[:, :, None]
+
+
+def _target(shape: tuple[int, ...], out: Planes | None) -> Planes:
+    """Return an array (height, width, channels) to compute planes in: that of `out` if it fits."""
+    pixels = out.transpose(1, 2, 0) if isinstance(out, np.ndarray) and out.ndim == 3 else None
+    target = writable_in_order(pixels, shape, np.float32)
+    return np.empty(shape, np.float32) if target is None else target
+
+
+def _planes(target: Planes, out: Planes | None) -> Planes:
+    if out is not None and np.may_share_memory(target, out):
+        return out
+    return placed(target.transpose(2, 0, 1), out)
+
+
+@lru_cache(maxsize=16)
+def _normalized_bytes(mean: tuple[float, ...], std: tuple[float, ...]) -> Planes:
+    """Return each byte's result in each channel, (1, 256, channels), rounded as in float computation."""
+    table = np.empty((1, 256, len(mean)), np.float32)
+    table[:] = (np.arange(256, dtype=np.float32) / np.float32(255))[:, None]
+    table -= np.asarray(mean, np.float32)
+    table /= np.asarray(std, np.float32)
+    return table
+
+
+def _as_tensor(planes: Planes, out: Planes | None) -> Any:
+    if planes is out:
+        return out
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(planes))

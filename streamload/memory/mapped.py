@@ -17,6 +17,12 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 """Raw memory; every view keeps the mapping alive."""
 
+# Reading as many unwanted bytes takes no longer than another call: both take a microsecond or two.
+_GAP_BYTES = 16 << 10
+
+# Before the first place, since numbers are read with some bytes before them.
+_LEAD_BYTES = 64
+
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -47,13 +53,6 @@ def map_memory(descriptor: int, size_bytes: int, *, writable: bool) -> Bytes:
     # At exit the kernel unmaps; running munmap then would pull memory from under threads that still read it.
     weakref.finalize(array, _libc.munmap, address, size_bytes).atexit = False
     return array
-
-
-# Reading as many unwanted bytes takes no longer than another call: both take a microsecond or two.
-_GAP_BYTES = 16 << 10
-
-# Before the first place, since numbers are read with some bytes before them.
-_LEAD_BYTES = 64
 
 
 def read_fully(descriptor: int, target: memoryview, start: int) -> int:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _MACOS_LIMIT = 10_240
 _NO_LIMIT = 1 << 20
 
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS = -1, -3, -8  # of glibc's `mallopt(3)`
+
 
 def new_memory(size_bytes: int) -> int:
     """Return a descriptor of zeroed memory.
@@ -49,6 +51,15 @@ def descriptor_limit() -> int:
     return _NO_LIMIT if soft == resource.RLIM_INFINITY else min(soft, _NO_LIMIT)
 
 
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of descriptors to the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for limit in (hard, _MACOS_LIMIT):  # macOS reports a hard limit that it does not accept
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            return
+
+
 def naming_the_limit(error: BaseException) -> BaseException:
     """Return an error; for too many open files a WorkerError that names the limit."""
     if not isinstance(error, OSError) or error.errno != errno.EMFILE:
@@ -59,18 +70,6 @@ def naming_the_limit(error: BaseException) -> BaseException:
     )
     named.__cause__ = error
     return named
-
-
-def raise_descriptor_limit() -> None:
-    """Raise the soft limit of descriptors to the hard one."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for limit in (hard, _MACOS_LIMIT):  # macOS reports a hard limit that it does not accept
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-            return
-
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS = -1, -3, -8  # of glibc's `mallopt(3)`
 
 
 def keep_freed_memory(kept_bytes: int) -> None:
