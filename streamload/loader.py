@@ -275,7 +275,7 @@ class StreamLoader(OpenDataset):
             if self._rank_was_found:
                 check_found_rank(self.rank, self.world_size)
             self._end_iterator("another pass of the same loader has begun; for two at once make two loaders")
-            self._link.take_changes()
+            self._link.end_if_outdated()
             epoch, position = self._cursor.next_start()
             start = self._start_at(epoch, position)
             if position:

@@ -106,6 +106,6 @@ def test_batches_made_far_ahead_survive_a_call_in_the_middle_of_the_loop(tmp_pat
             if not seen:
                 while made.stat().st_size < 800:  # until all batches wait for the loop
                     time.sleep(0.01)
-                batches.connection.what_holds_up()
+                batches.connection.wait_reason()
             seen.append(int(number))
     assert seen == list(range(800))

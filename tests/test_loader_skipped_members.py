@@ -75,7 +75,7 @@ def test_shards_of_nothing_but_links_are_no_empty_loop_in_silence(only_links: st
             assert list(loader) == []
         links, empty = (str(warning.message) for warning in said)
         assert links.startswith("4 links skipped")
-        assert "nothing to give: all their members were skipped (4 link); the files" in empty
+        assert "the shards hold no samples: all their members were skipped (4 link); the files" in empty
         assert list(loader) == []
     with (
         pytest.warns(UserWarning, match="4 link"),
@@ -104,10 +104,10 @@ def test_empty_archives_are_no_empty_loop_in_silence(tmp_path: Path, indexed: bo
     if indexed:
         assert CliRunner().invoke(app, ["index", os.fspath(tmp_path / "s.tar")]).exit_code == 0
     with StreamLoader(tmp_path / "s.tar", 2, num_workers=0) as loader:
-        with pytest.warns(UserWarning, match="^no sample is in the shards, so there is nothing to give"):
+        with pytest.warns(UserWarning, match="^the shards hold no samples"):
             assert list(loader) == []
         assert list(loader) == []  # a second warning would be an error
-    with pytest.warns(UserWarning, match="nothing to give"), TarDataset(tmp_path / "s.tar") as dataset:
+    with pytest.warns(UserWarning, match="the shards hold no samples"), TarDataset(tmp_path / "s.tar") as dataset:
         assert len(dataset) == 0
 
 

@@ -98,7 +98,7 @@ class RayChannel:
             self._fetch(feeder, None if deadline_s is None else max(0.0, deadline_s - monotonic()))
         return self._message()
 
-    def what_holds_up(self) -> str:
+    def wait_reason(self) -> str:
         """Name the feeder that the next batch waits for."""
         number, count = self._turn % len(self._feeders), len(self._feeders)
         return f"feeder {number} of {count} on the Ray cluster has not returned its next batch"

@@ -242,7 +242,7 @@ class Feeder:
                     self._stream.untaken -= message.batches
         self.pump()
 
-    async def what_holds_up(self) -> str:
+    async def wait_reason(self) -> str:
         """Say what the next batch waits for: the oldest task, or a request; empty if nothing shows."""
         worker = await self.pool.inspect()
         if worker is not None:

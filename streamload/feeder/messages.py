@@ -60,7 +60,7 @@ class ReadyBatch(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The trainer calls a function of `Calls.functions`, or `WHAT_HOLDS_UP`; `number` is unique."""
+    """The trainer calls a function of `Calls.functions`, or `WAIT_REASON`; `number` is unique."""
 
     number: int
     function: str
@@ -157,7 +157,7 @@ class Failed(NamedTuple):
     start: tuple[int, int, int] | None = None
 
 
-WHAT_HOLDS_UP = "what_holds_up"
+WAIT_REASON = "wait_reason"
 """A function that needs a configured feeder, which answers it: what the next batch waits for, in words."""
 
 
@@ -175,7 +175,7 @@ class Calls:
         self._reader: RangeReader | None = None
         self.functions: Mapping[str, Callable[..., Any]] = {
             "list_shards": list_shards,
-            "look_at": shard_infos,
+            "shard_infos": shard_infos,
             "read_class_names": read_class_names,
             "read_columns": read_columns,
             "read_labels": read_labels,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from streamload.decode.failure import Attempt, answer_failure, failure_of
-from streamload.feeder.messages import WHAT_HOLDS_UP, Answer, Call, Calls, Configure, Failed
+from streamload.feeder.messages import WAIT_REASON, Answer, Call, Calls, Configure, Failed
 from streamload.index.listing import Listing, list_shards
 from streamload.log_records import Logged, forward_records
 from streamload.memory.async_channel import AsyncChannel
@@ -74,8 +74,8 @@ class _Process:
     def _on_message(self, message: Any, _: list[int]) -> None:
         if isinstance(message, Call) and message.function in self._calls.functions:
             self._answer(message, self._calls.call(message.function, message.arguments))
-        elif isinstance(message, Call) and message.function == WHAT_HOLDS_UP and self._feeder is not None:
-            self._answer(message, self._feeder.what_holds_up())
+        elif isinstance(message, Call) and message.function == WAIT_REASON and self._feeder is not None:
+            self._answer(message, self._feeder.wait_reason())
         elif isinstance(message, Configure):
             with Attempt() as attempt:
                 self._feeder = _load()(message, self._send, self._early)

@@ -303,7 +303,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         if waited_s < log_after_s:
             return log_after_s
         with Attempt() as attempt:  # an error of the feeder is raised at its batch's turn
-            why = self.connection.what_holds_up() or "nothing shows why"
+            why = self.connection.wait_reason() or "nothing shows why"
         if attempt.error is None:
             _log.warning("no batch has come for %.0f s: %s", waited_s, why)
         return waited_s + WAIT_LOGGED_EVERY_S

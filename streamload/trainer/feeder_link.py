@@ -1,7 +1,7 @@
 """Start, configure and use a loader's feeder: exchange messages, map batches, call functions that may need remote I/O.
 
-Functions run here if everything is local, else in a feeder's process: the libraries of object stores have threads, and
-would hang in a process that is forked after they were used.
+Functions run here if everything is local, else in a feeder's process: the libraries of object stores start threads, and
+would hang in a process that the user forks afterwards.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from streamload.decode.failure import error_from
 from streamload.decode.tasks import Forget, Job, OwnTransforms, RowTask, ScanTask, ShardsOpened, SlotOpened, Transform
 from streamload.errors import LoaderClosedError, StorageError, StreamloadError, WorkerError
 from streamload.feeder.messages import (
-    WHAT_HOLDS_UP,
+    WAIT_REASON,
     AbandonEpoch,
     Acknowledge,
     Answer,
@@ -70,26 +70,27 @@ if TYPE_CHECKING:
     from streamload.trainer.in_process_feeder import InProcessChannel
     from streamload.workers.caller_worker import CallerWorker
 
+# The time for a feeder to end by itself before it is killed.
 _GRACE_S = 0.7
-# How long a feeder may take to say what holds it up.
+# The longest wait for the answer to `WAIT_REASON`.
 _ANSWER_S = 3.0
 _log = logging.getLogger("streamload")
 _numbers = itertools.count()
 
 
 class FeederLink:
-    """Lists the shards of a loader, and starts its feeder at the first use, and again after it was closed.
+    """List the shards of a loader, and start its feeder at the first use and after each `disconnect`.
 
     Args:
-        options: the loader's.
+        options: the loader's options.
         portions: the datasets, by name.
-        sampling: the loader's; resolved here.
-        cuda: page-locks memory.
-        start_elsewhere: starts and configures feeders on other nodes.
+        sampling: the loader's sampling options; resolved here.
+        cuda: page-locks the memory of batches.
+        start_elsewhere: starts and configures feeders on other nodes, and returns a channel to them.
 
     Attributes:
         listing: the shards of all datasets.
-        counts: the samples of each shard, if known.
+        counts: the number of samples of each shard, if known.
 
     Raises:
         TypeError, ValueError: the arguments do not fit the dataset or the budget.
@@ -112,16 +113,16 @@ class FeederLink:
         self._sampling = sampling
         self._closed = self._traced = False
         self._connection: Connection | None = None
-        # What the feeder was told, and if this process makes the rows, their job.
+        # The feeder's configuration, and the job if this process makes the rows.
         self._configured: tuple[Configure, Job | None] | None = None
-        self._had: list[object] = []
+        self._configured_functions: list[object] = []
         workers = options.workers if start_elsewhere is None else 0
         places = named_places(portions.values())
         self._client = FeederClient(options.storages, places, workers=workers, cuda=cuda if options.workers else None)
         try:
-            # Local shards are listed here, remote ones in the feeder, so that no I/O library comes in here.
+            # Local shards are listed here, remote ones in the feeder, so that this process imports no I/O library.
             if workers:
-                self._client.feeder()  # its imports take as long as a long listing
+                self._client.feeder()  # started first, since its imports take as long as a long listing
             self._listings = [self._client.list_shards(p.urls, p.index, p.sidecars) for p in portions.values()]
             self.listing = self._listings[0] if len(self._listings) == 1 else joined_listing(self._listings)
             edges = tuple(accumulate((len(listing.shards) for listing in self._listings), initial=0))
@@ -134,19 +135,19 @@ class FeederLink:
                 sampling.check_counts(self.counts)
             check_fields(portions, self._listings, options)
             warn_of_unused_decoders(options, () if self.counts is None else self.listing.fields)
-        except BaseException:  # after Ctrl-C too, whose traceback keeps this object
+        except BaseException:  # even Ctrl-C, since its traceback keeps this object alive
             self.close()
             raise
 
     def _selected(self) -> NDArray[np.bool_] | None:
-        """Return which samples take part, in the order of the listing; None for all."""
+        """Return a mask of the selected samples, in the order of the listing; None for all."""
         if all(portion.selection.where is None for portion in self._portions.values()):
             return None
-        found = []
+        masks = []
         for (name, portion), listing in zip(self._portions.items(), self._listings, strict=True):
             with naming_dataset(name):
-                found.append(self._client.select(portion.selection, listing))
-        selected = np.concatenate(found)
+                masks.append(self._client.select(portion.selection, listing))
+        selected = np.concatenate(masks)
         return None if selected.all() else selected
 
     def settings(self) -> PipelineSettings:
@@ -154,7 +155,7 @@ class FeederLink:
         return self.options.pipeline(self.lanes, self._sampling.sampling)
 
     def begin(self, start: EpochStart) -> Connection:
-        """Request an epoch."""
+        """Request an epoch from the feeder, and return the connection to it."""
         connection = self.connect()
         if self._traced:
             connection.send(Tracing(on=True))
@@ -172,7 +173,7 @@ class FeederLink:
         return None if connection is None or connection.closed or connection.death is not None else connection
 
     def connect(self) -> Connection:
-        """Return the connection to a configured feeder; replace a dead one by one configured alike.
+        """Return the connection to a configured feeder; replace a dead feeder by one with the same configuration.
 
         Raises:
             LoaderClosedError: the loader was closed.
@@ -183,7 +184,7 @@ class FeederLink:
         connection = self._living()
         if connection is None:
             if self._connection is None or self._connection.death is None:
-                self._configure()  # else what has changed since is for the next pass
+                self._configure()  # a replacement of a dead feeder gets changes only with the next pass
             connection = self._connection = self._start()
             if self._closed:  # by another thread meanwhile
                 self.disconnect()
@@ -196,7 +197,7 @@ class FeederLink:
         check_fields(self._portions, self._listings, options)
         self.options = options
 
-    def take_changes(self) -> None:
+    def end_if_outdated(self) -> None:
         """Between passes, end a feeder whose workers have outdated functions or values.
 
         Raises:
@@ -206,26 +207,27 @@ class FeederLink:
             self._connection = None
             return
         functions, before = self._functions(), self._configured[0].job
-        if len(functions) != len(self._had) or not all(map(operator.is_, functions, self._had)):
+        configured = self._configured_functions
+        if len(functions) != len(configured) or not all(map(operator.is_, functions, configured)):
             self.disconnect()
-        elif before:  # else the functions are the user's own objects
+        elif before:  # without workers there is no pickle, and the functions are the user's own objects
             job = self.options.pickled_job(self._own_transforms)
-            # Some pickles are never twice the same.
+            # A second pickle shows whether the first differs by chance: some objects never give the same pickle twice.
             if job != before and job == self.options.pickled_job(self._own_transforms):
                 _log.warning(
                     "the workers are restarted: the loader's functions, or values that they refer to, have changed "
-                    "since the last pass. If no transform needs these values, keep them out of its objects and modules"
+                    "since the last pass. Keep values that no function needs out of its objects and modules"
                 )
                 self.disconnect()
 
     def _functions(self) -> list[object]:
-        """Return the options and all user functions, to see whether one was replaced."""
+        """Return the options and all user functions, to detect a replaced one."""
         arguments = (self.options.decode, self.options.transform, *(own for _, own in self._own_transforms))
         nested = [each.values() if isinstance(each, Mapping) else (each,) for each in arguments]
         return [self.options, *chain.from_iterable(nested)]
 
     def count(self) -> tuple[int, ...]:
-        """Return the samples of each shard; until a pass has come to its end, those without an index are scanned.
+        """Return each shard's number of samples. Until a pass has ended, this scans the shards without an index.
 
         Raises:
             LoaderClosedError: the loader was closed.
@@ -234,7 +236,7 @@ class FeederLink:
         if self._closed:
             raise LoaderClosedError("the loader was closed; make a new one")
         if self.counts is None:
-            # By a process of its own, which ends with this call, also at Ctrl-C.
+            # In a process of its own, which ends with this call, even at Ctrl-C.
             with closing(FeederClient(self.options.storages, listing_places(self.listing))) as client:
                 counts = tuple(client.counts(self.listing))
             self._sampling.check_counts(counts)
@@ -249,8 +251,8 @@ class FeederLink:
         """Return the bytes of each shard, requested if the listing lacks them."""
         shards = self.listing.shards
         unknown = [shard.url for shard in shards if shard.bytes == UNKNOWN_BYTES]
-        found = self._client.call("look_at", unknown, self.options.storages) if unknown else {}
-        return tuple(found.get(shard.url, shard).bytes for shard in shards)
+        infos = self._client.call("shard_infos", unknown, self.options.storages) if unknown else {}
+        return tuple(infos.get(shard.url, shard).bytes for shard in shards)
 
     def disconnect(self) -> None:
         """End the feeder; the next `connect` starts another one."""
@@ -265,7 +267,7 @@ class FeederLink:
         self.disconnect()
 
     def _configure(self) -> None:
-        """Make the configuration of feeders. Raises what `FeederClient.check_classes` raises."""
+        """Record the configuration of feeders. Raises what `FeederClient.check_classes` raises."""
         options = self.options
         try:
             self._client.check_classes(self._portions, self._listings, options)
@@ -284,7 +286,7 @@ class FeederLink:
             descriptors=0 if options.workers else descriptor_limit(),
         )
         self._configured = message, None if options.workers else options.job(self._own_transforms)
-        self._had = self._functions()
+        self._configured_functions = self._functions()
 
     def _start(self) -> Connection:
         """Configure a feeder; start it if there is none."""
@@ -295,13 +297,13 @@ class FeederLink:
             return Connection(self._start_elsewhere(configure))
         is_here = job is not None and client.is_here
         if is_here and (client.is_process_local or not fetched_shards(self.listing, self.options.storages)):
-            from streamload.trainer.in_process_feeder import InProcessChannel  # with the scheduler and the decoders
+            from streamload.trainer.in_process_feeder import InProcessChannel  # imports the scheduler and the decoders
 
             connection = Connection(InProcessChannel(configure))
         else:
             connection = client.feeder()
         if job is not None:
-            from streamload.workers.caller_worker import CallerWorker  # with the decoders
+            from streamload.workers.caller_worker import CallerWorker  # imports the decoders
 
             connection.make_rows(CallerWorker(job))
         if client.process is connection:
@@ -310,14 +312,14 @@ class FeederLink:
 
 
 class FeederClient:
-    """Calls functions of `Calls`: in this process if no other one can read, or need read, the places.
+    """Call functions of `Calls`: in a feeder's process if reading the places needs a server, else in this process.
 
-    Else the first call starts a feeder's process, and another if that has ended.
+    The first call starts the feeder; a later call starts another one if it has ended.
 
     Attributes:
-        is_process_local: only this process can read some place.
+        is_process_local: only this process can read some of the places (`memory://`), so all calls stay here.
         is_here: functions are called in this process.
-        process: the newest feeder's process, which may be closed.
+        process: the connection to the newest feeder's process, which may be closed.
     """
 
     def __init__(
@@ -334,13 +336,13 @@ class FeederClient:
         self.process: Connection | None = None
 
     def feeder(self) -> Connection:
-        """Return the feeder's process; start one if there is none that runs.
+        """Return the connection to the feeder's process; start one if none is running.
 
         Raises:
             TypeError, ValueError: an option of the storages makes no sense.
         """
         if self.process is not None and self.process.death is not None:
-            _log.warning("%s; another one is started, and goes on in its place", self.process.death)
+            _log.warning("%s; another one is started in its place", self.process.death)
             self.close()
         if self.process is None or self.process.closed:
             self.storages.check(self._places)
@@ -369,7 +371,7 @@ class FeederClient:
             raise second_death(error) from error
 
     def read_from(self, listing: Listing) -> None:
-        """Have "read_tables" and "read_ranges" read from these shards."""
+        """Set the shards that the functions "read_tables" and "read_ranges" read."""
         self.call("open_reader", listing, self.storages)
         self._read_from = listing
 
@@ -382,7 +384,7 @@ class FeederClient:
         return listing
 
     def select(self, selection: Selection, listing: Listing) -> NDArray[np.bool_]:
-        """Return which samples take part, bool[N], in the order of the listing.
+        """Return a mask of the selected samples, bool[N], in the order of the listing.
 
         Raises:
             TypeError, ValueError, StreamloadError: as `Selection.select` and `read_columns`.
@@ -409,7 +411,7 @@ class FeederClient:
         """Refuse folders whose classes differ; ignore files that may not be read.
 
         Raises:
-            DatasetIndexError: they differ, or a `classes.json` is damaged.
+            DatasetIndexError: the classes differ, or a `classes.json` is damaged.
             StorageError: the storage cannot be reached.
         """
         folders = labelled_folders(portions, listings, options)
@@ -417,15 +419,16 @@ class FeederClient:
             if len(folders) > 1:
                 self.call("read_class_names", folders, self.storages)
         except StorageError as error:
+            # Without the right to list, a storage refuses a missing `classes.json` with a plain StorageError.
             if type(error) is not StorageError:
-                raise  # else whoever may read objects but not list them is refused what is not there, too
+                raise
 
     def counts(self, listing: Listing) -> Sequence[int]:
-        """Return the samples of each shard, scanned if need be. Raises what `read_columns` raises."""
+        """Return each shard's number of samples; scan shards without an index. Raises what `read_columns` raises."""
         if listing.counts is not None:
             return listing.counts
-        _, found = self.call("read_columns", listing, self.storages, ())
-        return cast("Sequence[int]", found.tolist())
+        _, counts = self.call("read_columns", listing, self.storages, ())
+        return cast("Sequence[int]", counts.tolist())
 
     def close(self) -> None:
         """End the feeder's process. Idempotent."""
@@ -435,7 +438,7 @@ class FeederClient:
 
 
 def named_places(portions: Iterable[Portion]) -> list[str]:
-    """Return all places that the arguments of datasets name. Raises what `expand_urls` raises."""
+    """Return all URLs and paths in the arguments of datasets. Raises what `expand_urls` raises."""
     places: list[str] = []
     for portion in portions:
         places += expand_urls(portion.urls)
@@ -453,16 +456,16 @@ class Connection:
     """Exchange messages with a feeder in order, and map its batches.
 
     A feeder's process ends with this object: when it is closed or garbage-collected, or the interpreter exits. If the
-    trainer is killed, it ends by itself.
+    trainer is killed, the process ends by itself.
 
     Attributes:
         configured: a `Configure` was sent.
         death: how the process ended, if it has died.
-        owner: the process that began it; the connection of a fork is closed.
-        counts: the samples of each shard, if the newest message says so.
-        messages: arrived, for `receive`.
-        batches: announced, with the identities of their epochs; None follows the last one of an epoch. The next pass
-            releases those of one that was left.
+        owner: the number of the process that made the connection; in its forks the connection is closed.
+        counts: the number of samples of each shard, if the newest message states it.
+        messages: messages that have arrived, for `receive`.
+        batches: announced batches with the identities of their epochs; None follows the last batch of an epoch. The
+            batches of a pass that was left are released by the next pass.
     """
 
     def __init__(
@@ -488,7 +491,7 @@ class Connection:
         self._end = weakref.finalize(self, _end, child, channel, self._slots, self.owner)
 
     def make_rows(self, worker: CallerWorker) -> None:
-        """Have `receive` do the tasks, in its caller's thread."""
+        """Let `receive` do the tasks, in its caller's thread."""
         self._worker = worker
         weakref.finalize(self, worker.close)
 
@@ -499,7 +502,7 @@ class Connection:
 
     @property
     def descriptor(self) -> int | None:
-        """A descriptor that is readable when a message may have come; None if `receive` does tasks itself."""
+        """A descriptor that is readable when a message may have come; None if `receive` does the tasks itself."""
         return self._channel.fileno() if isinstance(self._channel, Channel) and self._worker is None else None
 
     def send(self, message: Any) -> None:
@@ -511,22 +514,22 @@ class Connection:
         self._flush()
 
     def abandon(self, number: int) -> None:
-        """Have the feeder abandon a pass. Safe at any moment in any thread; never waits."""
+        """Tell the feeder to abandon a pass. Safe at any moment in any thread; never waits."""
         if self._worker is not None:
             self._worker.leave(number)
         self._unsent.append(AbandonEpoch(number))
         self._send_unsent()
 
     def receive(self, timeout_s: float | None) -> Any:
-        """Return the next message. All batches of earlier ones must have been leased.
+        """Return the next message. All batches of earlier messages must have been leased.
 
         Raises:
-            TimeoutError: none came in time.
+            TimeoutError: no message came in time.
             FeederDiedError: the feeder is dead.
         """
         deadline_s = None if timeout_s is None else monotonic() + timeout_s
         while (message := self.receive_now()) is None:
-            self._go_on(deadline_s)
+            self._step(deadline_s)
         return message
 
     def receive_now(self) -> Any | None:
@@ -540,16 +543,16 @@ class Connection:
                 if self._unsent:
                     self._flush()
                 return None
-            self._open(*arrived)
+            self._dispatch(*arrived)
         message = self.messages.popleft()
         if isinstance(message, Ready):
-            self._slots.drop(message.retired)  # not sooner: batches of earlier messages may lie there
+            self._slots.drop(message.retired)  # only now, since batches of earlier messages may lie in these slots
             self._acknowledge_after = message.acknowledge_after
             self.counts = message.counts
         return message
 
-    def _go_on(self, deadline_s: float | None) -> None:
-        """Do a task, or wait for a message."""
+    def _step(self, deadline_s: float | None) -> None:
+        """Do a task, or wait for a message and dispatch it."""
         if self._worker is not None and (done := self._worker.step()) is not None:
             self.send(done)
             return
@@ -559,41 +562,41 @@ class Connection:
             raise
         except (EOFError, OSError) as error:
             self._raise_broken(error)
-        self._open(*arrived)
+        self._dispatch(*arrived)
 
     def call(self, function: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Call a function of the feeder. Keep messages that come before its answer.
+        """Call a function of the feeder, and return its result. Messages that come before it are kept for `receive`.
 
         Raises:
             TimeoutError, FeederDiedError: as `receive`.
             LoaderClosedError: another thread has closed the connection.
-            Exception: what the function raises, or the feeder has failed with.
+            Exception: the function's error, or the error with which the feeder has failed.
         """
         deadline_s = None if timeout_s is None else monotonic() + timeout_s
         number = next(_numbers)
         self.send(Call(number, function, arguments))
         while (answer := self._answers.pop(number, None)) is None:
-            if self._failed is not None:  # nothing more will come
+            if self._failed is not None:  # no answer will come
                 raise error_from(self._failed.failure)
-            self._go_on(deadline_s)
+            self._step(deadline_s)
         if answer.failure is not None:
             raise error_from(answer.failure)
         return answer.value
 
     def _raise_broken(self, error: EOFError | OSError) -> NoReturn:
-        """Raise why nothing can be received."""
+        """Raise an error that says why no message can be received."""
         if self.death is None and self.closed:
-            raise LoaderClosedError("the loader was closed while a batch or an answer was waited for") from error
+            raise LoaderClosedError("the loader was closed while it waited for a batch or an answer") from error
         if self._child is None or (isinstance(error, OSError) and error.errno == errno.EMFILE):
-            raise error  # it is this process that has too many open files, and the error says so
+            raise error  # the feeder is alive, but this process has too many open files
         if self.death is None:
             is_alive = self._child.wait(_GRACE_S) is None
             ended = "has closed its connection" if is_alive else self._child.end(0.0)
             self.death = f"the feeder process {ended}"
         raise FeederDiedError(self.death) from error
 
-    def _open(self, message: Any, descriptors: list[int]) -> None:
-        """Dispatch a message, and map the slots that come with it."""
+    def _dispatch(self, message: Any, descriptors: list[int]) -> None:
+        """Handle a message or queue it for `receive`, and map the slots that come with it."""
         if self._worker is not None and isinstance(message, RowTask | ScanTask | ShardsOpened | SlotOpened | Forget):
             self._worker.waiting.append((message, descriptors))
             return
@@ -614,21 +617,21 @@ class Connection:
                         os.close(descriptor)
                 self.messages.append(message)
 
-    def what_holds_up(self) -> str:
+    def wait_reason(self) -> str:
         """Return why no batch has come, in words; empty if unknown."""
         if self._child is None:
-            return "" if isinstance(self._channel, Channel) else self._channel.what_holds_up()
+            return "" if isinstance(self._channel, Channel) else self._channel.wait_reason()
         try:
-            return str(self.call(WHAT_HOLDS_UP, timeout_s=_ANSWER_S) or "")
+            return str(self.call(WAIT_REASON, timeout_s=_ANSWER_S) or "")
         except TimeoutError:
             return f"the feeder (process {self._child.pid}) does not answer: it may be stopped (SIGSTOP)"
-        except WorkerError as error:  # it has died meanwhile
+        except WorkerError as error:  # the feeder has died meanwhile
             return error.message
 
     def lease(self, slot: int) -> Bytes:
-        """Return the memory of the next batch; its slot is free when the last view is gone."""
+        """Return the memory of the next batch. Its slot is free once the last view is gone."""
         self._unacknowledged += 1
-        if self._unacknowledged >= self._acknowledge_after:  # a message for each would cost more than all the rest
+        if self._unacknowledged >= self._acknowledge_after:  # a message for each batch would cost more than all else
             self._flush()
         return self._slots.lease(slot)
 
@@ -640,21 +643,21 @@ class Connection:
         self._send_unsent()
 
     def _send_unsent(self) -> None:
-        """Send all queued messages, also those that another thread adds meanwhile by dropping a pass."""
+        """Send all queued messages, even ones that another thread adds meanwhile by dropping a pass."""
         while self._unsent and self._sending.acquire(blocking=False):
             try:
                 messages = [self._unsent.popleft() for _ in range(len(self._unsent))]
-                with suppress(ConnectionError):  # the next `receive` says that it is dead
+                with suppress(ConnectionError):  # the next `receive` raises FeederDiedError
                     self._channel.send_all(messages)
             finally:
                 self._sending.release()
 
     def close(self) -> None:
-        """End the feeder and wait for it, shortly if user code runs. Idempotent."""
+        """End the feeder and wait for it, but only briefly if user code runs. Idempotent."""
         child = self._child
         if child is not None and not self.configured and not self.closed and os.pread(child.progress, 1, 0) == b"\0":
             self._channel.close(ends=True)
-            child.end(0.0)  # it has neither work nor workers, and may be busy with imports
+            child.end(0.0)  # at once: it has neither work nor workers, and may be busy with imports
         self._end()
         self.messages.clear()
         self.batches.clear()
@@ -670,7 +673,7 @@ class Connection:
 
 
 def start_feeder_process(workers: int, cuda: Cuda | None) -> Connection:
-    """Start a feeder's process."""
+    """Start a feeder's process, and return the connection to it."""
     child = launch("streamload.feeder.start", workers)
     return Connection(Channel(child.socket), child, cuda)
 
@@ -686,13 +689,13 @@ def _end(child: Child | None, channel: Channel | InProcessChannel, slots: SlotRe
 
 
 class FeederDiedError(WorkerError):
-    """The feeder has died, as the message says; another one can take its place."""
+    """Raised if the feeder has died; the message says how. Another feeder can take its place."""
 
 
 def second_death(error: FeederDiedError) -> WorkerError:
     """Return the error for two deaths in turn."""
     return WorkerError(
-        "two feeder processes died in turn, and no batch or answer came in between: where memory runs out, lower "
+        "two feeder processes died in turn, with no batch or answer in between: if memory runs out, lower "
         "memory_budget or num_workers, or raise the limit (of the container, or `ulimit -v`). The second time, "
         f"{error.message}"
     )
@@ -702,19 +705,19 @@ def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], o
     """Refuse fields that an indexed dataset does not have.
 
     Raises:
-        TypeError, ValueError: names the dataset and the field.
+        TypeError, ValueError: a field does not exist; the message names it and the dataset.
     """
     for (name, portion), listing in zip(portions.items(), listings, strict=True):
         with naming_dataset(name):
             own = portion.transform
-            wanted = options if own is None else replace(options, transform=own)
+            effective = options if own is None else replace(options, transform=own)
             if listing.counts is not None:
-                wanted.check_fields_exist(listing.fields)
+                effective.check_fields_exist(listing.fields)
 
 
 @contextmanager
 def naming_dataset(name: str) -> Iterator[None]:
-    """Name a dataset of a mixture in errors of the block."""
+    """Name a dataset of a mixture in the errors that the block raises."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -724,7 +727,10 @@ def naming_dataset(name: str) -> Iterator[None]:
 
 
 def labelled_folders(portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> tuple[str, ...]:
-    """Return the folders whose labels must mean the same classes: not of datasets with a transform of their own."""
+    """Return the folders whose labels must mean the same classes.
+
+    A dataset with its own transform is left out, because the transform may map its labels.
+    """
     folders: dict[str, None] = {}
     for portion, listing in zip(portions.values(), listings, strict=True):
         unknown = (LABEL_FIELD,) if listing.counts is None else listing.fields
@@ -735,22 +741,22 @@ def labelled_folders(portions: Mapping[str, Portion], listings: Sequence[Listing
 
 
 def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
-    """Warn of decoders for fields that are not read, such as a misspelt extension.
+    """Warn of decoders that no field needs, such as one for a misspelt extension.
 
-    One mapping may serve several datasets, so known extensions are mentioned only if none of the mapping is used.
-    `existing` are the fields of the shards, if known.
+    A mapping may serve several datasets, so unused decoders for known extensions are reported only if all decoders are
+    unused. `existing` are the fields of the shards, if known.
     """
     if not isinstance(options.decode, Mapping):
         return
     requested = [name for entry in options.field_names or () for name in entry.split(";")]
     read = [name for name in dict.fromkeys(existing) if name in requested or options.field_names is None] or requested
-    given = [name for key in options.decode for name in alternatives(key)]
-    unused = [name for name in given if not any(applies_to(name, field) for field in (*read, *requested))]
+    names = [name for key in options.decode for name in alternatives(key)]
+    unused = [name for name in names if not any(applies_to(name, field) for field in (*read, *requested))]
     if not read or not unused:
         return
-    for name in unused if len(unused) == len(given) else (name for name in unused if name not in KIND_OF):
+    for name in unused if len(unused) == len(names) else (name for name in unused if name not in KIND_OF):
         hint = did_you_mean(name, read)
-        warn_at_caller(f"decode has a function for {name!r}, which no field is read by: they are {listed(read)}{hint}")
+        warn_at_caller(f"decode has a function for {name!r}, but the fields that are read are {listed(read)}{hint}")
 
 
 class SkippedMembers:
@@ -761,7 +767,7 @@ class SkippedMembers:
         self._reported: set[str] = set()
 
     def inspect(self, skipped: Mapping[str, int]) -> None:
-        """Record the members that scans have skipped, by reason; warn of those that may be missed."""
+        """Record how many members scans have skipped, by reason; warn if samples may lack them."""
         self._skipped = skipped
         if links := skipped.get(LINK, 0):
             self._warn_once(
@@ -773,8 +779,8 @@ class SkippedMembers:
         if cut := skipped.get(MISSING_END, 0):
             self._warn_once(
                 "cut",
-                f"{counted(cut, 'shard')} without an end-of-archive marker among those read so far, so it may have "
-                "been cut after a member; `streamload verify` names each: fetch or pack it again",
+                f"{counted(cut, 'shard')} without an end-of-archive marker read so far, so members may be missing at "
+                "the end; `streamload verify` names each such shard: fetch or pack it again",
             )
 
     def explain_emptiness(self) -> None:
@@ -783,8 +789,8 @@ class SkippedMembers:
         skipped = f": all their members were skipped ({', '.join(reasons)})" if reasons else ""
         self._warn_once(
             "empty",
-            f"no sample is in the shards, so there is nothing to give{skipped}; the files of a sample are regular ones "
-            "named KEY.FIELD, such as 0001.jpg and 0001.cls",
+            f"the shards hold no samples{skipped}; the files of a sample are regular files named KEY.FIELD, such as "
+            "0001.jpg and 0001.cls",
         )
 
     def explain_dropped_epoch(self, samples: int, batch_size: int, world_size: int) -> None:
@@ -804,13 +810,13 @@ class SkippedMembers:
 
 
 class OpenDataset:
-    """A dataset that is closed at the end of a `with` block, and knows the names of its classes."""
+    """The base of datasets that are closed at the end of a `with` block, and know the names of their classes."""
 
     _listing: Listing
     _options: Options
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the dataset; subclasses implement it."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -819,18 +825,18 @@ class OpenDataset:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    if not TYPE_CHECKING:  # type checkers would believe that there is every attribute
+    if not TYPE_CHECKING:  # a type checker would accept any attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             raise no_attribute(type(self), name)
 
     @cached_property
     def classes(self) -> list[str] | None:
-        """The names of the classes by number, as `shardify` writes them beside the shards; None if there are none.
+        """The names of the classes by number, which `shardify` writes beside the shards; None if there are none.
 
         Raises:
-            DatasetIndexError: it is damaged, or the folders of the shards have different ones.
-            StorageError: it cannot be read.
+            DatasetIndexError: a `classes.json` is damaged, or the folders of the shards have different classes.
+            StorageError: a `classes.json` cannot be read.
         """
         places = listing_places(self._listing)
         with closing(FeederClient(self._options.storages, places)) as client:  # its process ends with it

@@ -80,7 +80,7 @@ class InProcessChannel:
             raise RuntimeError("the feeder has nothing to do and nothing to say")
         return self._arrived.popleft()
 
-    def what_holds_up(self) -> str:
+    def wait_reason(self) -> str:
         """Return nothing: there is nothing to wait for."""
         return ""
 
