@@ -61,7 +61,7 @@ _NONE = " (None goes with strings and bytes alone)"
 _WITHOUT_TENSOR = {"None", "str", "bytes"}
 _MISSING = type("missing", (), {})()  # stands for a key or an item that only another sample has
 
-# Maximum depth to compare samples to; also stops at samples that contain themselves.
+# Maximum depth of a comparison of samples, which may contain themselves.
 _LEVELS = 6
 
 # Raised for rows that differ, that hold classes only torch knows, or that are nested too deeply.
@@ -79,7 +79,7 @@ class TaskRunner:
 
     Args:
         job: the user's functions and options.
-        in_callers_process: as for `RowMaker`; also, shards are not mapped as a whole, see `OpenShards`.
+        in_callers_process: as for `RowMaker`; shards are then not mapped either, see `OpenShards`.
 
     Attributes:
         rows: the `RowMaker`.
@@ -98,14 +98,14 @@ class TaskRunner:
     def handle(
         self, message: Any, descriptors: Sequence[int], progress: Progress, waited_s: float = 0.0
     ) -> RowsDone | ScanDone | None:
-        """Handle a message of the pool; return the answer if it is a task.
+        """Handle a message of the pool; return the answer to a task.
 
         Raises only interrupts, and in the caller's process exits.
 
         Args:
-            message: from the pool.
-            descriptors: sent with the message; owned by this object from now on.
-            progress: receives the current row and task.
+            message: the pool's message.
+            descriptors: the descriptors sent with the message; owned by this object from now on.
+            progress: set to the current row and task.
             waited_s: how long the worker waited for the message.
         """
         match message:
@@ -117,8 +117,8 @@ class TaskRunner:
                 if isinstance(message, RowTask):
                     done = self._make_batches(message, progress)
                 else:
-                    found = tuple(_scanned(message, shard, self._shards) for shard in message.shards)
-                    done = ScanDone(message.number, found, TaskCosts(scan=perf_counter() - started_s))
+                    scans = tuple(_scanned(message, shard, self._shards) for shard in message.shards)
+                    done = ScanDone(message.number, scans, TaskCosts(scan=perf_counter() - started_s))
                 costs = done.costs._replace(
                     started=started_s,
                     process=os.getpid(),
@@ -149,7 +149,7 @@ class TaskRunner:
         placed = self._last_layout
         try:
             with self.rows.seeds.whole_task():
-                made = self.rows.make(
+                work = self.rows.make(
                     task.table,
                     self._shards,
                     self._random(task.epoch),
@@ -161,17 +161,17 @@ class TaskRunner:
                 started = perf_counter()
                 done, start = [], 0
                 for batch in task.batches:
-                    done.append(self._batch(task, batch, start, made, placed))
+                    done.append(self._batch(task, batch, start, work, placed))
                     start += batch.rows
         except UnseededError:  # torch is loaded now, so the second run seeds it
             return self._make_batches(task, progress)
-        collate_s, named = perf_counter() - started, made.named_s
+        collate_s, named = perf_counter() - started, work.named_s
         decode_s, transform_s = (
             sum(seconds for name, seconds in named.items() if name.startswith(stage))
             for stage in ("decode_s/", "transform_s/")
         )
         costs = TaskCosts(decode=decode_s, transform=transform_s, collate=collate_s, named=named)
-        payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in made.columns)
+        payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in work.columns)
         return RowsDone(task.number, tuple(done), len(task.table), payload_bytes, costs)
 
     def _random(self, epoch: int) -> SampleRandomness:
@@ -180,7 +180,7 @@ class TaskRunner:
         return self._randomness[1]
 
     def _blocks(self, task: RowTask, placed: Layout) -> dict[int, list[NDArray[Any]]]:
-        """Return the slots' memory for array values of rows."""
+        """Return the memory in the batches' slots for each array of a row, by its number within rows."""
         if not isinstance(placed.tree, MappingNode | SequenceNode):
             return {}
         views = []
@@ -193,10 +193,10 @@ class TaskRunner:
             if isinstance(leaf, ArrayLeaf) and leaf.torch_dtype is None
         }
 
-    def _batch(self, task: RowTask, batch: BatchSlot, start: int, made: Work, placed: Layout | None) -> BatchDone:
-        end, failed = start + batch.rows, made.failures
+    def _batch(self, task: RowTask, batch: BatchSlot, start: int, work: Work, placed: Layout | None) -> BatchDone:
+        end, failed = start + batch.rows, work.failures
         failures = tuple([failed[row] for row in range(start, end) if row in failed]) if failed else ()
-        rows = made.rows.slice(start, end)
+        rows = work.rows.slice(start, end)
         chosen: Sequence[int] = range(rows.count)
         if failures:
             chosen = choose_rows(rows.count, {row - start for row in failed}, self._job.on_error)
@@ -216,33 +216,40 @@ class TaskRunner:
         if collate_fn is None:
             failure = self._not_collated(task, [start + row for row in chosen], rows, attempt.error)
         else:
-            happened = "returned what cannot be sent to the training process:" if returned else "raised"
-            message = f"collate_fn {happened} {in_words(attempt.error)} (for the batch that begins with this sample)"
+            problem = "returned a value that cannot be sent to the training process:" if returned else "raised"
+            message = f"collate_fn {problem} {in_words(attempt.error)} (for the batch that begins with this sample)"
             failure = _batch_failure(task, start, message, cause=self._failure_of(attempt.error))
         return BatchDone(failures=(*failures, failure))
 
     def _not_collated(self, task: RowTask, task_rows: Sequence[int], rows: Rows, error: Exception) -> RowFailure:
-        """Return the failure of the first row that is not like the first, else of the first; `error` is torch's."""
+        """Return the failure of the first row that differs from the batch's first row, or of that row if none does.
+
+        Args:
+            task: the task.
+            task_rows: the number of each row in the task.
+            rows: the batch.
+            error: the error that collating raised.
+        """
         fields = self._job.fields
         first, *others = samples = rows.as_list()
         if fields is not None and rows.columns is not None:
             first, *others = [dict(zip(fields, sample, strict=True)) for sample in samples]
         for task_row, other in zip(task_rows[1:], others, strict=True):
-            # torch takes all kinds of values beside strings.
-            found = [each for each in _differences(first, other) if not _WITHOUT_TENSOR.issuperset(each[1])]
-            if found:
-                place, (that, this) = min(found, key=lambda each: "missing" not in each[1])
+            # Strings and bytes are left as a list by torch, whatever the other samples have.
+            differences = [each for each in _differences(first, other) if not _WITHOUT_TENSOR.issuperset(each[1])]
+            if differences:
+                place, (that, this) = min(differences, key=lambda each: "missing" not in each[1])
                 which = "the first" if task.keys is None else f"sample {task.keys[task_rows[0]]!r}, the first"
                 note = _RESIZE if _IMAGES.match(f"{that} {this}") else _NONE if "None" in (that, this) else ""
                 message = (
                     f"this sample cannot be collated: it is not like {which} of its batch{place and f' in {place}'}: "
-                    f"that is {that}, this is {this}; make samples alike in transform={note}, name the fields that "
-                    "all have in fields=, or give a collate_fn="
+                    f"that is {that}, this is {this}; make samples alike in transform={note}, request fields that all "
+                    "samples have in fields=, or give a collate_fn="
                 )
                 return _batch_failure(task, task_row, message)
         try:
             describe_rows(first)
-        except TypeError as refusal:  # torch's message says less, in a page of frames
+        except TypeError as refusal:  # says more than torch's message
             return _batch_failure(task, task_rows[0], f"this sample cannot be collated: {refusal}")
         except RecursionError:
             pass
@@ -258,7 +265,7 @@ class TaskRunner:
                 return self._finish(batch, layout, pickled, columns, rows.count)
         try:
             layout = replace(describe_rows(rows.row(0, alike=True)), capacity=batch.rows)
-            memory = np.empty(layout.size_bytes, np.uint8)  # values may lie in the slot, in another layout
+            memory = np.empty(layout.size_bytes, np.uint8)  # not the slot: it may hold the values, in another layout
             columns = write_rows(layout, rows, memory)
         except _RAGGED:
             first, *others = rows.as_list()
@@ -321,7 +328,7 @@ def _scanned(task: ScanTask, shard: int, shards: OpenShards) -> ScannedShard:
         (url, size_bytes), descriptor = shards.listed(shard), shards.descriptors[shard]
         if task.available is None:
             return ScannedShard(shard, scan_file(descriptor, size_bytes, url))
-        # Safe to map in any process: a shard that is still arriving lies in memory or our own file, never truncated.
+        # Safe to map in any process: an arriving shard lies in memory or in a file of ours, which is never truncated.
         data = map_memory(descriptor, task.available, writable=False)[task.start : max(task.start, task.available)]
         return ScannedShard(shard, piece=scan_piece(data, url, start=task.start, total=task.total))
     assert attempt.error is not None

@@ -3,8 +3,8 @@
 The rules are those of torch's `default_collate`; only the last step, from arrays to tensors, needs torch.
 
 A layout is the batch's tree of containers, with the place of each array in the slot. Leaves are arrays, or other
-values, which are stored in columns after the arrays. `describe_rows` derives the layout of a batch from one row,
-`describe_batch` that of a `collate_fn`'s result.
+values, which are stored in columns after the arrays. `describe_rows` derives the layout of a batch from one row, and
+`describe_batch` from the result of a `collate_fn`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from streamload.memory.slots import ALIGNMENT_BYTES, round_up
 ABSENT: Any = type("Absent", (), {})()
 """Stands for a field that a sample lacks."""
 
+# The sizes of numbers that tensors can hold, by NumPy's kinds of dtypes.
 _TENSOR_ITEM_BYTES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
 _SCALARS_OF: dict[str, frozenset[type]] = {
     np.dtype(np.int64).str: frozenset({int}),
@@ -40,7 +41,7 @@ _SCALARS_OF: dict[str, frozenset[type]] = {
     np.dtype(np.bool_).str: frozenset({bool}),
 }
 
-# Columns of smaller values (on average) are copied at once, in fewer calls.
+# Columns of values smaller than this on average are copied at once, in fewer calls.
 _SMALL_BYTES = 512
 
 
@@ -49,11 +50,11 @@ class ArrayLeaf(NamedTuple):
 
     Attributes:
         number: its number in the tree.
-        dtype: in NumPy's notation.
-        shape: in memory (C order); of one row, or of the whole array if the layout has no rows.
+        dtype: the dtype in NumPy's notation.
+        shape: the shape in memory (C order), of one row, or of the whole array if the layout has no rows.
         axes: the permutation to the logical shape; None for the identity.
-        torch_dtype: the torch dtype that NumPy lacks and `dtype` replaces.
-        tensor: whether it becomes a tensor or stays an array.
+        torch_dtype: a torch dtype that NumPy lacks, stored as `dtype`; else None.
+        tensor: the array becomes a tensor.
     """
 
     number: int
@@ -96,7 +97,7 @@ class Layout:
     Attributes:
         arrays: the tree's array leaves, by number.
         value_columns: the number of columns of other values.
-        capacity: in rows; None if leaves are whole arrays.
+        capacity: the rows that fit; None if leaves are whole arrays.
     """
 
     tree: Node
@@ -106,7 +107,7 @@ class Layout:
 
     @cached_property
     def offsets(self) -> list[int]:
-        """Return the offset of each array in the slot, then the bytes of all arrays."""
+        """Return the offset of each array in the slot, and at last the bytes of all arrays."""
         offsets = [0]
         for leaf in self.arrays:
             entries = math.prod(leaf.shape) * (1 if self.capacity is None else self.capacity)
@@ -209,7 +210,7 @@ def _describe_row(row: Any, builder: _Builder, place: str = "") -> Node:
         children = tuple(_describe_row(item, builder, f"{place}[{number}]") for number, item in enumerate(row))
         return SequenceNode(list if kind is tuple else kind, children)
     raise TypeError(
-        f"it holds {outline(row)}{place and f' in {place}'}, of which no tensor is made; convert it in decode= or "
+        f"it holds {outline(row)}{place and f' in {place}'}, which cannot become a tensor; convert it in decode= or "
         "transform=, leave it out of fields=, or give a collate_fn="
     )
 
@@ -264,14 +265,14 @@ def slot_views(layout: Layout, memory: Bytes, rows: int | None) -> list[NDArray[
 
 
 class PlacedRows(list[Any]):
-    """A column whose arrays are copied as they are made: they do not pile up, and may be returned again.
+    """A column that copies each array when it is set, so that a function may reuse the memory of its results.
 
     Args:
         count: the number of rows.
         blocks: the memory for the values of each batch, if known.
 
     Attributes:
-        places: the array for each row's value, used if dtype and shape match; None for a copy.
+        places: the memory for each row's array, used if dtype and shape match; None to copy to new memory.
     """
 
     def __init__(self, count: int, blocks: Sequence[NDArray[Any]] | None) -> None:
@@ -292,19 +293,19 @@ class PlacedRows(list[Any]):
         list.__setitem__(self, row, value)
 
     def slice(self, start: int, end: int) -> list[Any] | NDArray[Any]:
-        """Return the rows of one batch: their memory, or the values if one does not lie there."""
+        """Return the values of one batch, as its block if all of them lie there, else as a list."""
         values = self[start:end]
         is_placed = bool(self._blocks) and all(map(operator.is_, values, self.places[start:end]))
         return self._blocks[start] if is_placed else values
 
 
 def owned(value: Any) -> Any:
-    """Return a copy of an array, in the same order of memory; anything else as it is."""
+    """Return a copy of an array, in the same order of memory; any other value unchanged."""
     return value.copy("K") if type(value) is np.ndarray else value
 
 
 def are_apart(arrays: Sequence[Any]) -> bool:
-    """Return True if no two arrays share memory that can be written; False if that is not sure."""
+    """Return True if no two arrays share writable memory; False if that is uncertain."""
     bases = [array.base for array in arrays]
     kinds = set(map(type, bases))
     if kinds == {np.ndarray}:
@@ -340,8 +341,8 @@ class Rows:
 
     Attributes:
         values: the rows, if not kept as columns.
-        columns: for each field a list, an array with a leading axis of rows, or for several batches `PlacedRows`, or a
-            dict of these by the first row of each batch.
+        columns: for each field a list, an array with a leading axis of rows, or `PlacedRows`; or a dict of lists and
+            arrays for several batches, by their first rows.
         keys: the names of the fields if a row is a dict; None for tuples.
         optional: the columns in which None stands for a missing optional field.
     """
@@ -353,7 +354,7 @@ class Rows:
     optional: frozenset[int] = frozenset()
 
     def row(self, number: int, *, alike: bool = False) -> Any:
-        """Return one row as the user sees it; if `alike`, with empty text for missing fields."""
+        """Return one row as the user sees it; if `alike`, with an empty string for a missing optional field."""
         if self.columns is None:
             assert self.values is not None
             return self.values[number]
@@ -380,7 +381,7 @@ class Rows:
         return self._some(end - start, part)
 
     def take(self, numbers: Sequence[int]) -> Rows:
-        """Return some rows of a batch, in the order given."""
+        """Return rows of a batch, in the order of `numbers`."""
         return self._some(len(numbers), lambda column: _chosen(column, list(numbers)))
 
     def _some(self, count: int, part: Callable[[Any], Any]) -> Rows:
@@ -404,7 +405,7 @@ def store_values(
     Args:
         columns: lists of values; a column with values other than bytes is stored as one pickle.
         memory: returns the slot's memory, with at least the given number of bytes.
-        start: where the first column begins; a multiple of 64.
+        start: the offset of the first column; a multiple of 64.
     """
     stored, end = [], start
     for column in columns:
@@ -419,8 +420,8 @@ def store_values(
         if len(data) < _SMALL_BYTES * len(values):
             data[:] = b"".join(values)
         else:
-            for value, (begin, behind) in zip(values, pairwise(offsets.tolist()), strict=True):
-                data[begin:behind] = value
+            for value, (value_start, value_end) in zip(values, pairwise(offsets.tolist()), strict=True):
+                data[value_start:value_end] = value
     return tuple(stored), end
 
 
@@ -444,7 +445,7 @@ def load_values(columns: Sequence[StoredColumn], memory: Bytes) -> list[list[Any
 
 
 def dump_values(values: Any) -> bytes:
-    """Pickle values, by cloudpickle if needed: ten times slower, but it takes classes of the user's script."""
+    """Pickle values; by cloudpickle, which is ten times slower, only if classes of the user's script require it."""
     try:
         return pickle.dumps(values, pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError):
@@ -540,7 +541,7 @@ def _write_values(leaf: ArrayLeaf, values: list[Any], out: NDArray[Any]) -> None
 
 
 def build_batch(layout: Layout, memory: Bytes, rows: int, columns: Sequence[list[Any]]) -> Any:
-    """Build the user's batch of `rows` rows on the slot's memory, without a copy; `columns` are its other values."""
+    """Build the user's batch of `rows` rows on the slot's memory, without a copy, and from `columns` of values."""
     of_rows = layout.capacity is not None
     return _build(layout.tree, slot_views(layout, memory, rows if of_rows else None), columns, of_rows=of_rows)
 
@@ -577,7 +578,7 @@ def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:
 
 
 def torch_collate(samples: list[Any]) -> Any:
-    """Collate samples without a regular layout by torch's `default_collate`; raises what that raises."""
+    """Collate samples that differ in layout by torch's `default_collate`, with its errors."""
     from torch.utils.data import default_collate
 
     return default_collate(samples)

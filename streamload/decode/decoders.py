@@ -1,7 +1,7 @@
-"""Decode a field's bytes to a value, by the last extension of its name.
+"""Decode a field's bytes to a value, chosen by the last extension of the field's name.
 
 A decoder may get a view of memory that is reused after the call, so its result must own its memory. Data is never
-executed, and sizes claimed in it are checked before memory is allocated.
+executed, and the sizes that it claims are checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Decoder = Callable[[Any], Any]
 """Decode bytes to a value. Raises `ValueError`, or the user function's errors, for bytes of another format."""
 
 DECOMPRESSED_LIMIT_BYTES = 513 << 20
-"""Maximum excess of a decoded field over its stored bytes: a volume of 512 x 512 x 512 float32, or an image of
-`PIXEL_LIMIT`."""
+"""Maximum bytes by which a decoded field may exceed its stored ones: enough for a volume of 512 x 512 x 512 float32, or
+an image of `PIXEL_LIMIT`."""
 
 _MAGIC = b"\x93NUMPY"
 _HEADER_LIMIT_BYTES = 10_000  # as in NumPy: parsing longer literals may take much time and memory
@@ -43,7 +43,7 @@ _long_length = struct.Struct("<I").unpack_from
 
 _INT64_LIMIT = 1 << 63
 
-_GZIP_WINDOW_BITS = 31  # zlib's spelling of "a gzip header is expected"
+_GZIP_WINDOW_BITS = 31  # has zlib expect a gzip header
 _GZIP_PIECE_BYTES = 1 << 20
 _GZIP_CHUNK_BYTES = 1 << 14  # small, since zlib copies the rest of a chunk at the end of every member
 
@@ -61,12 +61,12 @@ def decoder_for(field: str, decode: Decode = True) -> Decoder:
     Args:
         field: the full name, such as `"jpg"`, `"seg.png"` or `"depth.npy.gz"`. The last extension decides; `gz` is
             decompressed and then decoded by the extension before it. Unknown extensions give bytes.
-        decode: True for the built-in decoders, False for bytes, a tuple of `Handler`, or a mapping of functions of
-            `bytes`, or such tuples, that replace built-in decoders. Keys are full names, which take precedence, last
-            extensions, or several (`"jpg;png"`).
+        decode: True for the built-in decoders; False for bytes; a tuple of `Handler`; or a mapping to functions of
+            `bytes`, or to such tuples, which replace the built-in decoders. Its keys are full names, last extensions,
+            or several of them (`"jpg;png"`); full names take precedence.
 
     Raises:
-        ValueError: two of its keys name the same field.
+        ValueError: two keys of `decode` name the same field.
     """
     if decode is False:
         return bytes
@@ -93,7 +93,9 @@ def _handled(handlers: tuple[Handler, ...], field: str, data: bytes) -> Any:
     key, content = f".{field}", data
     for handler in handlers:
         value = handler(key, content)
-        if type(value).__name__ == "Continue":  # WebDataset's class for what was decompressed for further handlers
+        if (
+            type(value).__name__ == "Continue"
+        ):  # WebDataset's class for decompressed data, which goes to the next handlers
             key, content = value.key, value.data
         elif value is not None:
             return value
@@ -104,13 +106,13 @@ def decode_integer(data: memoryview) -> int:
     """Decode a decimal integer that fits an int64, with optional sign and surrounding white space.
 
     Raises:
-        ValueError: the text is something else.
+        ValueError: the text is not such an integer.
     """
     text = bytes(data)
     try:
         value = int(text)
     except ValueError:
-        raise ValueError(f"not an integer: {text[:40]!r}; decode={{...}} takes a decoder of yours") from None
+        raise ValueError(f"not an integer: {text[:40]!r}; pass a decoder in decode={{...}}") from None
     if b"_" in text or (len(text) > 18 and not -_INT64_LIMIT <= value < _INT64_LIMIT):
         raise ValueError(f"not an integer of up to 64 bits in plain digits: {text[:40]!r}")
     return value
@@ -120,7 +122,7 @@ def _decode_text(data: memoryview) -> str:
     try:
         return str(data, "utf-8").removeprefix("\ufeff")  # byte order mark
     except UnicodeDecodeError as exc:
-        raise ValueError(f"not text in utf-8 ({exc}); decode={{...}} takes a decoder of yours, such as bytes") from exc
+        raise ValueError(f"not text in utf-8 ({exc}); pass a decoder in decode={{...}}, such as bytes") from exc
 
 
 def _decode_json(data: memoryview) -> Any:
@@ -150,7 +152,7 @@ class NpyLayout(NamedTuple):
 
 
 def decode_npy(data: memoryview | bytearray) -> NDArray[Any]:
-    """Decode an npy file (version 1, 2 or 3) to a writable array that owns its memory, or a given bytearray.
+    """Decode an npy file (version 1, 2 or 3) to a writable array, on new memory or on `data` if it is a bytearray.
 
     Bytes after the last element are ignored, as by `numpy.load`.
 
@@ -160,8 +162,8 @@ def decode_npy(data: memoryview | bytearray) -> NDArray[Any]:
     shape, dtype, order, start, end, aligned = npy_layout(data)
     if len(data) < end:
         raise ValueError(
-            f"the npy file is cut off: its header announces {end - start} bytes for shape {shape} of {dtype}, "
-            f"{max(len(data) - start, 0)} are there; write the sample again"
+            f"the npy file is cut off: its header announces {end - start} bytes for shape {shape} of {dtype}, but it "
+            f"has {max(len(data) - start, 0)}; write the sample again"
         )
     # One copy of the whole file and one array on it cost half of slicing, wrapping and copying the elements.
     memory = data if isinstance(data, bytearray) else bytearray(data)
@@ -173,7 +175,7 @@ def npy_layout(data: memoryview | bytearray) -> NpyLayout:
     """Parse the npy header at the start of `data`.
 
     Raises:
-        ValueError: not an npy header, or not one of plain elements.
+        ValueError: `data` does not start with a valid npy header, or the elements are Python objects.
     """
     if len(data) < 12:
         raise ValueError(f"not an npy file: {counted(len(data), 'byte')} cannot hold a header")
@@ -184,8 +186,8 @@ def npy_layout(data: memoryview | bytearray) -> NpyLayout:
     if start > len(data) or start > _HEADER_LIMIT_BYTES:
         _check_magic(bytes(data[:6]))
         raise ValueError(
-            f"the npy file announces a header of {start} bytes; {len(data)} bytes are there and "
-            f"{_HEADER_LIMIT_BYTES} are the limit"
+            f"the npy file announces a header of {start} bytes; the file has {len(data)} bytes, and the limit is "
+            f"{_HEADER_LIMIT_BYTES}"
         )
     return _parse_header(bytes(data[:start]))
 
@@ -215,7 +217,7 @@ def _parse_header(head: bytes) -> NpyLayout:
     if dtype.hasobject:
         raise ValueError(
             f"the npy file holds Python objects (dtype {dtype}), which only pickle can read and which are refused; "
-            "store plain numbers, or hand over a decoder for this field with decode={...}"
+            "store plain numbers, or pass a decoder for this field in decode={...}"
         )
     start = len(head)
     end = start + math.prod(shape) * dtype.itemsize
@@ -226,8 +228,8 @@ def decode_npz(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) ->
     """Decode an npz file to a dict: arrays for members `name.npy` (as `name`), bytes for any other.
 
     Raises:
-        ValueError: `data` is not a whole zip archive, a checksum is wrong, a name occurs twice, the compression is none
-            of `numpy.savez`, or the contents exceed `data` by more than `limit_bytes`.
+        ValueError: `data` is not a complete zip archive, a checksum is wrong, a name occurs twice, the compression is
+            not one that `numpy.savez` uses, or the contents exceed `data` by more than `limit_bytes`.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -240,7 +242,7 @@ def decode_npz(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) ->
                 values[name.removesuffix(".npy")] = decode_npy(memoryview(content)) if is_array else content
             return values
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, struct.error) as exc:
-        raise ValueError(f"not a whole npz file: {exc}") from exc
+        raise ValueError(f"not a complete npz file: {exc}") from exc
 
 
 def check_entries(entries: Sequence[zipfile.ZipInfo], archive_bytes: int, limit_bytes: int) -> None:
@@ -253,8 +255,8 @@ def check_entries(entries: Sequence[zipfile.ZipInfo], archive_bytes: int, limit_
     decompressed = sum(entry.file_size for entry in entries)
     if decompressed > archive_bytes + limit_bytes:
         raise ExpansionError(
-            f"the archive decompresses to {decompressed} bytes; the limit is {archive_bytes + limit_bytes}. If it is "
-            "no bomb, store the values uncompressed as npy, or hand over a decoder for this field with decode={...}"
+            f"the archive decompresses to {decompressed} bytes; the limit is {archive_bytes + limit_bytes}. If that is "
+            "intended, store the values uncompressed as npy, or pass a decoder for this field in decode={...}"
         )
     if len({entry.filename for entry in entries}) != len(entries):
         raise ValueError("the archive holds two members with the same name")
@@ -278,8 +280,8 @@ def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTE
         decompressed += piece
         if len(decompressed) > most_bytes:
             raise ExpansionError(
-                f"the gzip file decompresses to more than the limit of {most_bytes} bytes. If it is no bomb, store the "
-                "values uncompressed, or hand over a decoder for this field with decode={...}"
+                f"the gzip file decompresses to more than the limit of {most_bytes} bytes. If that is intended, store "
+                "the values uncompressed, or pass a decoder for this field in decode={...}"
             )
     return decompressed
 
@@ -316,23 +318,23 @@ def _decode_torch(data: memoryview) -> Any:
                 pickled = b"".join(archive.read(entry) for entry in entries if entry.filename.endswith("data.pkl"))
             check_entries(entries, len(content), DECOMPRESSED_LIMIT_BYTES)
             stored_bytes = sum(entry.file_size for entry in entries if "/data/" in entry.filename)
-        if any(name in pickled for name in _BYTEARRAYS):  # torch makes one of any size that the file names
+        if any(name in pickled for name in _BYTEARRAYS):  # torch allocates any size that the file claims
             raise ValueError("it holds a bytearray; save bytes or a tensor of uint8 in its place")
         value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except ExpansionError:
         raise
     except Exception as exc:  # damaged files make torch raise nearly anything
-        what = str(exc) if isinstance(exc, ValueError | RuntimeError) else f"{type(exc).__name__}: {exc}"
-        raise ValueError(f"torch.load(weights_only=True) cannot read it: {what}") from exc
+        problem = str(exc) if isinstance(exc, ValueError | RuntimeError) else f"{type(exc).__name__}: {exc}"
+        raise ValueError(f"torch.load(weights_only=True) cannot read it: {problem}") from exc
     tensors = [each for each in _tensors(value) if each.layout is torch.strided]
     storages = {storage.data_ptr(): storage.nbytes() for storage in (each.untyped_storage() for each in tensors)}
     if sum(storages.values()) > stored_bytes:  # torch trusts the announced sizes, and would read beyond them
-        raise ValueError(f"its tensors lie beyond the {counted(stored_bytes, 'byte')} that it stores of them")
+        raise ValueError(f"its tensors claim more than the {counted(stored_bytes, 'byte')} stored for them")
     expanded_bytes = sum(each.numel() * each.element_size() for each in tensors)
     if expanded_bytes > len(content) + DECOMPRESSED_LIMIT_BYTES:
         raise ExpansionError(
             f"its tensors expand from {len(content)} bytes to {expanded_bytes}; the limit is "
-            f"{DECOMPRESSED_LIMIT_BYTES} more. Store what is repeated once, and expand it in your transform"
+            f"{DECOMPRESSED_LIMIT_BYTES} more. Store repeated values once, and expand them in your transform"
         )
     return value
 

@@ -1,4 +1,4 @@
-"""Transfer exceptions from a worker to the training loop, and describe missing fields."""
+"""Catch exceptions, send them from a worker to the training loop, and describe missing fields."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PANICS = "pyo3_runtime"
 
 
 class SystemExitError(Exception):
-    """Raised in place of an exit (`raised`) by user code, which would end a worker instead of the program."""
+    """Raised in place of `raised`, an exit by user code, which would end a worker instead of the program."""
 
     def __init__(self, raised: SystemExit) -> None:
         super().__init__(raised)
@@ -69,7 +69,7 @@ def in_words(error: BaseException) -> str:
     """Return an exception's class and message; only the class if the message is empty or `__str__` raises."""
     kind = type(error).__name__
     if kind == "BdbQuit":
-        return f"{kind} (the debugger ended; it can stop only where num_workers=0)"
+        return f"{kind} (the debugger ended; it can stop only with num_workers=0)"
     with Attempt():
         return f"{kind}: {error}".removesuffix(": ")
     return kind
@@ -82,23 +82,23 @@ def first_line(error: BaseException) -> str:
 
 
 def failure_of(error: BaseException, _seen: frozenset[int] = frozenset()) -> Failure:
-    """Convert an exception and its causes to a form for another process."""
+    """Convert an exception and its causes to a form that another process can load."""
     seen = _seen | {id(error)}
-    behind = error.__cause__
-    # The cause is sent separately; here it would appear twice.
-    text = "".join(traceback.format_exception(error, chain=behind is None))
+    raised_from = error.__cause__
+    # The cause is sent separately, and would appear twice if it were also in this text.
+    text = "".join(traceback.format_exception(error, chain=raised_from is None))
     summary = "".join(traceback.format_exception_only(error)).strip()
     pickled: bytes | None = None
     with Attempt() as attempt:
         pickled = cloudpickle.dumps(error)
         pickle.loads(pickled)  # exceptions with an __init__ of their own often pickle but do not load
     # `raise error from error` is legal and makes an endless chain.
-    cause = None if behind is None or id(behind) in seen else failure_of(behind, seen)
+    cause = None if raised_from is None or id(raised_from) in seen else failure_of(raised_from, seen)
     return Failure(pickled if attempt.error is None else None, summary, text, cause)
 
 
 def answer_failure(error: BaseException) -> Failure:
-    """Convert an exception that answers a constructor: a ValueError is a wrong argument and needs no traceback."""
+    """Convert an exception for a constructor's caller: a ValueError is a wrong argument and needs no traceback."""
     failure = failure_of(error)
     return failure._replace(traceback="") if type(error) is ValueError else failure
 
@@ -111,8 +111,8 @@ def failure_here(error: Exception) -> Failure:
 def error_from(failure: Failure) -> Exception:
     """Rebuild an exception; a RuntimeError if it did not pickle.
 
-    The worker's traceback is added as a note, except to our own errors and answers to a constructor, whose messages are
-    complete.
+    The worker's traceback is added as a note, except to our own errors, whose messages are complete, and to failures
+    without one.
     """
     if failure.original is not None and failure.original.error is not None:
         return failure.original.error
@@ -146,8 +146,8 @@ def with_fields(failure: RowFailure, table: ShardTable, in_sidecars: Collection[
     """Add the sample's existing fields to the message of a missing field.
 
     Args:
-        failure: any failure.
-        table: of its shard.
+        failure: any failure; it is returned unchanged unless a field is missing.
+        table: the table of the sample's shard.
         in_sidecars: the fields of sidecars.
     """
     if not failure.missing_field or failure.field is None:
@@ -157,13 +157,13 @@ def with_fields(failure: RowFailure, table: ShardTable, in_sidecars: Collection[
         advice = f'write it again, or "{failure.field}?" in fields for samples without'
         message = f"{failure.message}; it has {listed(existing)}; its sidecar has no sample with this key: {advice}"
         return failure._replace(message=message)
-    found = describe_existing(failure.field, existing)
-    if not found.startswith(f"{listed(existing)}."):
-        found += (
+    description = describe_existing(failure.field, existing)
+    if not description.startswith(f"{listed(existing)}."):
+        description += (
             f'; write "{failure.field};OTHER" in fields to take another field where it is missing, or '
             f'"{failure.field}?" to take samples without it as well'
         )
-    return failure._replace(message=f"{failure.message}; it has {found}")
+    return failure._replace(message=f"{failure.message}; it has {description}")
 
 
 def describe_existing(wanted: str, existing: Sequence[str]) -> str:

@@ -28,16 +28,16 @@ from streamload.tar.extensions import KIND_OF, Kind, decodes_as_built_in, is_arr
 from streamload.tar.scan import MISSING
 
 _INT64_DIGITS = 18  # every number with this many digits fits an int64
-# With fewer rows in each shard, reading them one by one is faster than shard by shard.
+# With fewer rows per shard, reading row by row is faster than shard by shard.
 _ROWS_PER_SHARD = 8
 
-# Larger rows are copied one by one, smaller ones by one indexing operation per shard.
+# Rows above this size are copied one by one, smaller ones by one indexing operation per shard.
 _ROW_BY_ROW_BYTES = 1024
 
-# Larger fields are read one by one: cheap beside the copy, and no neighbouring pages count as memory.
+# Fields above this size are read one by one: a call costs little beside the copy, and no neighbouring pages are mapped.
 _VIEWED_BYTES = 32 << 10
 
-# Smaller decoded arrays are copied to their batch together, which is faster.
+# Decoded arrays below this size are copied to their batch together, which is faster.
 _COPIED_TOGETHER_BYTES = 4 << 10
 
 
@@ -70,11 +70,11 @@ class ShardReader(ABC):
 
 
 Progress = memoryview | list[int]
-"""Its first item is the current row. A memoryview is shared memory, which survives a crash."""
+"""The first item is the current row. A memoryview is shared memory, which survives a crash."""
 
 
 class RowError(Exception):
-    """Raised for an error of a row found by our own code; `kind` names a class of `streamload.errors`."""
+    """Raised if a row fails outside of user code; `kind` names a class of `streamload.errors`."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -83,18 +83,18 @@ class RowError(Exception):
 
 
 class Work:
-    """Rows in the making.
+    """The rows of a task: their inputs, failures, costs and, in the end, values.
 
     Attributes:
         keys: the rows' keys, if samples hold them.
         progress: set to each row's number before the row is processed.
-        failures: by row.
-        named_s: seconds by stage and name, as in "decode_s/jpg".
+        failures: the failures by row.
+        named_s: seconds by stage and name, such as "decode_s/jpg".
         rows: the resulting values; undefined for failed rows.
         count: the number of rows.
         row_shards: each row's shard.
-        rows_per_shard: on average.
-        any_missing: some row lacks some field.
+        rows_per_shard: the average number of rows per shard.
+        any_missing: some row lacks a field.
     """
 
     rows: Rows
@@ -117,7 +117,7 @@ class Work:
         self.rows_per_shard = self.count / max(1, len(set(self.row_shards)))
 
     def record(self, name: str, seconds: float) -> None:
-        """Add to the seconds of a stage and name."""
+        """Add seconds to an entry of `named_s`."""
         self.named_s[name] = self.named_s.get(name, 0.0) + seconds
 
     def each_row(
@@ -126,7 +126,7 @@ class Work:
         failed: Callable[[int, Exception], RowFailure],
         numbers: range | None = None,
     ) -> None:
-        """Run an action over the rows that have not failed; a row at which it raises fails, and it resumes after it."""
+        """Run an action over all rows that have not failed; if it raises at a row, that row fails and it continues."""
         progress, failures = self.progress, self.failures
 
         def left() -> Iterator[int]:
@@ -152,7 +152,7 @@ class FieldReader:
 
     Args:
         job: the user's functions and options.
-        single: user code sees the values one by one, so they must be exactly what the decoder returns.
+        single: user code sees each value, so columns must hold the decoders' own results.
     """
 
     def __init__(self, job: Job, *, single: bool) -> None:
@@ -164,10 +164,7 @@ class FieldReader:
         self._reusing: set[str] = set()  # fields whose decoders may write again to the memory of earlier arrays
 
     def decoding(self, name: str) -> tuple[Decoder, type[Encoded]]:
-        """Return a field's decoder, and the class of bytes that it takes without a copy.
-
-        A decoder of memoryviews keeps no reference to them.
-        """
+        """Return a field's decoder, and the class of bytes to pass: memoryview only if no reference is kept."""
         decoding = self._decodings.get(name)
         if decoding is None:
             kind: type[Encoded] = bytes
@@ -187,12 +184,12 @@ class FieldReader:
         return is_optional and column.offsets.item(row) == MISSING
 
     def encoded(self, work: Work, column: Column, row: int, kind: type[Encoded]) -> Encoded:
-        """Return a field's verified bytes as an object of a class; the next call reuses the memory of a memoryview.
+        """Return a field's verified bytes as an object of class `kind`; the next call reuses a memoryview's memory.
 
         Raises:
             RowError: the field is missing or unreadable, or differs from the index.
         """
-        start, size = column.offsets.item(row), column.sizes.item(row)  # half the time of indexing
+        start, size = column.offsets.item(row), column.sizes.item(row)  # twice as fast as indexing
         if start == MISSING:
             raise RowError("SampleError", f"the sample has no field {column.name!r}")
         shards, shard = work.shards, column.shards.item(row)
@@ -214,8 +211,8 @@ class FieldReader:
         if len(data) != size:
             raise RowError(
                 "ShardChangedError",
-                f"the shard became shorter while it was in use: it ends in the field {column.name!r}; make a new "
-                "loader, and give every version of a dataset a folder of its own",
+                f"the shard was truncated while it was in use: it ends within the field {column.name!r}; create a new "
+                "loader, and keep each version of a dataset in its own folder",
             )
         if column.crc32 is not None and zlib.crc32(data) != column.crc32.item(row):
             raise RowError(
@@ -300,7 +297,7 @@ class FieldReader:
     def _row_reader(
         self, work: Work, column: Column, failed: Callable[[int, Exception], RowFailure], gathered: _Gathered | None
     ) -> Callable[[list[Any], range], None]:
-        """Return a function that sets the values of some rows; it is called for all rows in order."""
+        """Return a function that sets the values of a range of rows, to be called for all rows in order."""
         decode, of_bytes = self.decoding(column.alternatives[0])
         progress, small = work.progress, None if gathered is None else _fields(column, gathered, of_bytes)
 
@@ -332,13 +329,13 @@ def field_of(column: Column, row: int) -> str:
 
 
 class _Gathered(NamedTuple):
-    """A field of some rows.
+    """The bytes of a field of many rows, in the memory of their shards.
 
     Attributes:
         shards: int64[rows], the shard of each row.
         groups: each shard with its rows.
-        memory: of each shard.
-        starts: int64[rows], the first byte of each row's field in that memory.
+        memory: the memory by shard.
+        starts: int64[rows], the offset of each row's field in its shard's memory.
     """
 
     shards: NDArray[np.int64]
@@ -348,13 +345,13 @@ class _Gathered(NamedTuple):
 
 
 def _gathered(column: Column, work: Work) -> _Gathered | None:
-    """Gather a field of all rows; None if they must be read one by one, with their errors."""
+    """Gather a field of all rows; None if the rows must be read one by one, for example to find the failing one."""
     memory, starts, groups = {}, np.empty(work.count, np.int64), list(by_shard(column.shards))
     for shard, rows in groups:
-        found = work.shards.gather(shard, column.offsets[rows], column.sizes[rows])
-        if found is None:
+        gathered = work.shards.gather(shard, column.offsets[rows], column.sizes[rows])
+        if gathered is None:
             return None
-        memory[shard], starts[rows] = found[0].data, found[1]
+        memory[shard], starts[rows] = gathered[0].data, gathered[1]
     return _Gathered(column.shards, groups, memory, starts)
 
 
@@ -381,7 +378,7 @@ def _copy(gathered: _Gathered, out: NDArray[Any]) -> None:
 def _arrays(
     column: Column, gathered: _Gathered, blocks: list[NDArray[Any]] | None
 ) -> NDArray[Any] | dict[int, NDArray[Any]] | None:
-    """Copy equally long arrays of one dtype and shape together, to their batches' memory if they fit; else None."""
+    """Copy equally long arrays of one dtype and shape, to their batches' memory if they fit; None if they differ."""
     (shards, _, memory, starts), size = gathered, int(column.sizes[0])
     first = memory[int(shards[0])][int(starts[0]) :][:size]
     try:
@@ -412,9 +409,9 @@ def _arrays(
 
 
 def _integers(column: Column, gathered: _Gathered) -> NDArray[np.int64] | None:
-    """Decode plain digits exactly as `decode_integer`; None for other texts, which that decodes or refuses."""
+    """Decode plain digits exactly as `decode_integer` does; None for any other text."""
     width = int(column.sizes.max())
-    starts = gathered.starts + column.sizes - width  # aligned at the right: before a shorter number are other bytes
+    starts = gathered.starts + column.sizes - width  # aligned right; the bytes before shorter numbers are zeroed below
     if starts.min() < 0 or column.sizes.min() == 0:
         return None
     characters = np.empty((len(starts), width), np.uint8)
@@ -431,7 +428,7 @@ def _integers(column: Column, gathered: _Gathered) -> NDArray[np.int64] | None:
 
 
 def _fields(column: Column, gathered: _Gathered, kind: type[Encoded]) -> Iterator[Encoded]:
-    """Return an iterator of the fields' bytes, which continues after a row that has failed."""
+    """Return an iterator over the fields' bytes that can continue after a failed row."""
     convert, size = bytearray if kind is bytearray else bytes, int(column.sizes[0])
     if size <= _ROW_BY_ROW_BYTES and (column.sizes == size).all():
         # One bulk copy overlaps the cache misses of many fields.
@@ -445,13 +442,13 @@ def _fields(column: Column, gathered: _Gathered, kind: type[Encoded]) -> Iterato
 
 
 class OpenShards(ShardReader):
-    """Open shards, by number; the descriptors are closed with this object at the latest.
+    """Read open shards. Their descriptors are closed with this object at the latest.
 
     Args:
-        maps: False in a process that must survive any change of the files: nothing is mapped.
+        maps: map shards; False in a process that must survive their truncation.
 
     Attributes:
-        descriptors: by shard, owned by this object.
+        descriptors: the descriptors by shard, owned by this object.
     """
 
     def __init__(self, *, maps: bool = True) -> None:
@@ -469,7 +466,7 @@ class OpenShards(ShardReader):
         self._opened[shard] = url, size_bytes
 
     def read_into(self, target: memoryview, shard: int, start: int) -> int:
-        """Fill `target`; see `ShardReader.read_into`."""
+        """Fill `target` with the bytes from `start` on; return how many, fewer if the shard ends earlier."""
         return read_fully(self.descriptors[shard], target, start)
 
     def read(self, shard: int, start: int, size_bytes: int) -> bytes:

@@ -1,9 +1,9 @@
 """Pickle a job, so that a worker's functions see the program's values.
 
-The user's own functions and classes travel by value: with their code, and with the values they refer to. A worker
+The user's own functions and classes are pickled by value: their code, and the values that they refer to. A worker
 imports their modules, as for a pickle by reference, and sets these values there. So `cfg.SIZE = 48` in the program
-holds in the workers, a class is the same by every path to it, and instances that return are of the program's class.
-Values that do not pickle, or are large, come from the worker's own import.
+also holds in the workers, a class is the same object by every name, and instances that come back are of the program's
+class. Values that do not pickle, or are large, come from the worker's own import.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from streamload.decode.tasks import Job
 from streamload.memory.channel import refused_exit
 
 _log = logging.getLogger("streamload")
-# Larger values of modules are not sent: each worker would get a copy.
+# Values of modules above this size are not sent, since each worker would get a copy.
 _MAX_VALUE_BYTES = 16 << 20
 
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -48,20 +48,20 @@ _REGISTERING = threading.RLock()
 
 
 def pickle_job(job: Any) -> bytes:
-    """Pickle a job, or some of its functions, for `load_job`; raises what pickling a function raises."""
+    """Pickle a job, or some of its functions, for `load_job`, with the errors that pickling a function raises."""
     with _REGISTERING:
-        theirs = cloudpickle.list_registry_pickle_by_value()  # registered by the user, pickled by value as a whole
+        registered = cloudpickle.list_registry_pickle_by_value()  # by the user; pickled by value as a whole
         loaded = users_modules()
-        own = {name for name in loaded if not any(f"{name}.".startswith(f"{each}.") for each in theirs)}
+        own = {name for name in loaded if not any(f"{name}.".startswith(f"{each}.") for each in registered)}
         for name in own:
             cloudpickle.register_pickle_by_value(loaded[name])
         try:
-            found = _Found(own)
+            uses = _Uses(own)
             while True:
-                known = len(found.names), len(found.modules)
-                _JobPickler(file := io.BytesIO(), found).dump((job, [loaded[name] for name in sorted(found.modules)]))
-                # A module's attributes travel if a function names them, and each may bring further functions.
-                if not found.modules or (len(found.names), len(found.modules)) == known:
+                known = len(uses.names), len(uses.modules)
+                _JobPickler(file := io.BytesIO(), uses).dump((job, [loaded[name] for name in sorted(uses.modules)]))
+                # A module's attributes are sent if a function uses their names, and each may add further functions.
+                if not uses.modules or (len(uses.names), len(uses.modules)) == known:
                     return file.getvalue()
         finally:
             for name in own:
@@ -84,7 +84,7 @@ def load_job(data: bytes) -> Job:
 
 
 def users_modules() -> dict[str, ModuleType]:
-    """Return the user's own loaded modules by name: neither ours, installed, Python's, nor `__main__`."""
+    """Return the user's own loaded modules by name: not streamload's, installed ones, Python's, or `__main__`."""
     names = sys.modules.keys() - _OTHERS
     loaded = [(name, sys.modules.get(name)) for name in names]
     users = {name: module for name, module in loaded if _is_users(module, name)}
@@ -95,7 +95,7 @@ def users_modules() -> dict[str, ModuleType]:
 def _is_users(module: object, name: str) -> TypeGuard[ModuleType]:
     if not isinstance(module, ModuleType) or name.partition(".")[0] in _OURS or name == "__main__":
         return False
-    file = vars(module).get("__file__")  # some load themselves when any attribute is asked for
+    file = vars(module).get("__file__")  # not by `getattr`, which makes lazy modules load
     if module.__name__ != name or not isinstance(file, str):
         return False
     path = os.path.abspath(file)
@@ -103,7 +103,7 @@ def _is_users(module: object, name: str) -> TypeGuard[ModuleType]:
 
 
 class LeftInTrainer:
-    """Stands in a worker for an object that stays in the program, such as a loader; any use raises an error."""
+    """A worker's substitute for an object that stays in the program, such as a loader; any use raises an error."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -122,14 +122,14 @@ class LeftInTrainer:
     __iter__ = __next__ = __len__ = __call__ = __getitem__ = _refuse
 
 
-class _Found:
-    """Findings shared by all picklers of a job.
+class _Uses:
+    """The names and modules that a job's functions use, shared by all picklers of the job.
 
     Attributes:
         own: the user's modules.
         names: globals and attributes used in the user's functions.
         modules: the user's modules that functions refer to or import.
-        tried: values, and whether they pickle, by their `id`.
+        tried: by the `id` of a value, the value and True if it pickles.
     """
 
     def __init__(self, own: set[str]) -> None:
@@ -147,90 +147,90 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     Args:
         file: receives the bytes.
-        found: shared by all picklers of the job.
+        uses: shared by all picklers of the job.
         tries: a value pickled only as a trial, without nested values that were tried before.
     """
 
-    def __init__(self, file: Any, found: _Found, tries: Any = None) -> None:
+    def __init__(self, file: Any, uses: _Uses, tries: Any = None) -> None:
         super().__init__(file)
-        self._found = found
+        self._uses = uses
         self._tries = tries
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how to pickle a value; called by cloudpickle."""
-        found = self._found
+        """Return how to pickle a value, as cloudpickle requires."""
+        uses = self._uses
         if (substitute := self._substitute(value)) is not None:
             return substitute
-        if isinstance(value, ModuleType) and value.__name__ in found.own:
-            found.modules.add(value.__name__)
-            named = {name: each for name, each in vars(value).items() if name in found.names and name[:2] != "__"}
-            return import_module, (value.__name__,), self._travelling(named), None, None, _set_values
+        if isinstance(value, ModuleType) and value.__name__ in uses.own:
+            uses.modules.add(value.__name__)
+            named = {name: each for name, each in vars(value).items() if name in uses.names and name[:2] != "__"}
+            return import_module, (value.__name__,), self._picklable(named), None, None, _set_values
         reduced = super().reducer_override(value)
         is_by_value = isinstance(reduced, tuple) and isinstance(value, FunctionType | type)
         if not is_by_value:
             return reduced
         if isinstance(value, FunctionType):
             names = _names_in(value.__code__)
-            found.names |= names
+            uses.names |= names
             packages = accumulate((value.__globals__.get("__package__") or "").split("."), "{}.{}".format)
             for prefix in ("", *(f"{package}." for package in packages)):
-                found.modules |= {f"{prefix}{name}".removesuffix(".") for name in names} & found.own
-        if value.__module__ not in found.own or not _is_importable(value):
+                uses.modules |= {f"{prefix}{name}".removesuffix(".") for name in names} & uses.own
+        if value.__module__ not in uses.own or not _is_importable(value):
             return reduced
         has_own_rules = isinstance(value, type) and type(value) not in (type, ABCMeta)  # enums, ctypes structures
-        if has_own_rules or not self._travels(value):
-            return NotImplemented  # by its name
+        if has_own_rules or not self._pickles(value):
+            return NotImplemented  # pickle by reference
         _, arguments, (attributes, slots), *rest = reduced
         if isinstance(value, type):
-            state = (self._travelling(attributes), slots)
+            state = (self._picklable(attributes), slots)
             return _class_named, (f"{value.__module__}:{value.__qualname__}", value.__bases__), state, *rest
-        if value.__globals__ is not vars(sys.modules[value.__module__]):  # made by another module's decorator
+        if value.__globals__ is not vars(sys.modules[value.__module__]):  # created by a decorator in another module
             return reduced
-        slots["__globals__"] = self._travelling(slots["__globals__"])
+        slots["__globals__"] = self._picklable(slots["__globals__"])
         return _function_in, (value.__code__, value.__module__, arguments[-1]), (attributes, slots), *rest
 
     def _substitute(self, value: Any) -> tuple[Any, ...] | None:
-        found = self._found
-        if self._tries is not None and value is not self._tries and found.tried.get(id(value), (None, False))[1]:
+        uses = self._uses
+        if self._tries is not None and value is not self._tries and uses.tried.get(id(value), (None, False))[1]:
             return str, ()
-        if (generator := found.global_generators.get(id(value))) is not None:
+        if (generator := uses.global_generators.get(id(value))) is not None:
             return resolve_name, (generator,)
         if (new := _NEW_IN_WORKERS.get(type(value))) is not None:
             return new, ()
         return (LeftInTrainer, (type(value).__name__,)) if getattr(type(value), "_stays_in_trainer", False) else None
 
-    def _travelling(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: each for name, each in values.items() if type(each) in _PLAIN or self._travels(each)}
+    def _picklable(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: each for name, each in values.items() if type(each) in _PLAIN or self._pickles(each)}
 
-    def _travels(self, value: Any) -> bool:
-        tried = self._found.tried
+    def _pickles(self, value: Any) -> bool:
+        tried = self._uses.tried
         if id(value) not in tried:
             tried[id(value)] = value, True  # in case it refers to itself
             with Attempt() as attempt:
-                _JobPickler(_Bounded(), self._found, tries=value).dump(value)
+                _JobPickler(_Bounded(), self._uses, tries=value).dump(value)
             if attempt.error is not None:
                 tried[id(value)] = value, False
-                _log.debug("a worker has %r of its own import, since it is not sent: %s", value, attempt.error)
+                _log.debug("%r is not sent to the workers, which import their own: %s", value, attempt.error)
         return tried[id(value)][1]
 
 
 class _Bounded(io.BytesIO):
     def write(self, data: Any) -> int:
         if self.tell() + memoryview(data).nbytes > _MAX_VALUE_BYTES:
-            raise ValueError(f"it takes more than {_MAX_VALUE_BYTES >> 20} MiB")
+            raise ValueError(f"its pickle takes more than {_MAX_VALUE_BYTES >> 20} MiB")
         return super().write(data)
 
 
 def _is_importable(value: FunctionType | type) -> bool:
-    found: Any = sys.modules.get(value.__module__)
+    imported: Any = sys.modules.get(value.__module__)
     for name in value.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is value
+        imported = getattr(imported, name, None)
+    return imported is value
 
 
 @functools.lru_cache(4096)
 def _names_in(code: CodeType) -> frozenset[str]:
-    """Return the names of globals, attributes (for `getattr` too) and imported modules in some code."""
+    """Return the names of globals, attributes and imported modules in code, and its strings, for `getattr`."""
     names = {*code.co_names, *(each for each in code.co_consts if isinstance(each, str))}
     inner = (_names_in(each) for each in code.co_consts if isinstance(each, CodeType))
     return frozenset(names.union(*inner))
@@ -241,9 +241,9 @@ def _set_values(module: ModuleType, values: Mapping[str, Any]) -> None:
 
 
 def _class_named(name: str, _bases: tuple[type, ...]) -> type:
-    found = resolve_name(name)
-    assert isinstance(found, type)
-    return found
+    resolved = resolve_name(name)
+    assert isinstance(resolved, type)
+    return resolved
 
 
 def _function_in(code: CodeType, module: str, closure: Any) -> FunctionType:

@@ -1,4 +1,4 @@
-"""Messages between pool and workers, and their table of rows.
+"""Define the messages between a pool and its workers, and the table of rows that they carry.
 
 Messages are named tuples: each dataclass would add half a millisecond to every process's start.
 """
@@ -27,8 +27,8 @@ OwnTransforms = tuple[tuple[int, Transform | None], ...]
 
 OnError = Literal["raise", "skip", "replace"]
 
-# Longer tables are packed for sending: a message larger than the socket's buffer blocks the sender until the worker is
-# idle and reads it.
+# Longer tables are packed for sending: a message larger than the socket's buffer blocks the sender until an idle worker
+# reads it.
 _PACKED_ROWS = 256
 
 # NumPy sorts 16-bit integers by radix, in a fraction of the time.
@@ -39,7 +39,8 @@ class Job(NamedTuple):
     """The user's functions and options.
 
     Attributes:
-        optional_fields: a sample that lacks one has None in its place, or no entry if all fields are read.
+        optional_fields: fields that samples may lack, with None in their place. (If all fields are read, a missing one
+            has no entry.)
     """
 
     fields: tuple[str, ...] | None
@@ -60,7 +61,7 @@ class RowTable:
     Attributes:
         values: int64[rows, width]: shard, sample and repeat of the row; then for each column offset, size, and
             alternative, crc32 and shard if the column has them.
-        kinds: of the columns.
+        kinds: describes the columns.
     """
 
     values: NDArray[np.int64]
@@ -97,7 +98,7 @@ class RowTable:
         )
 
     def read_shards(self) -> list[int]:
-        """Return each shard that holds the rows or their fields, once."""
+        """Return the shards that hold the rows or their fields, each once."""
         columns = zip(self.columns(), self.kinds, strict=True)
         others = [column.shards for column, kind in columns if kind.has_shard]
         shards: list[int] = distinct(np.concatenate((self.shards, *others)) if others else self.shards).tolist()
@@ -119,7 +120,7 @@ def _unpacked(kinds: tuple[ColumnKind, ...], least: NDArray[np.int64], columns: 
 
 
 class ColumnKind(NamedTuple):
-    """The field of a `RowTable`'s column, and the parts of a `Column` that the table holds for it."""
+    """The field of a column of a `RowTable`, and the optional parts of the `Column` that the table holds."""
 
     name: str
     alternatives: tuple[str, ...]
@@ -133,13 +134,13 @@ class Column:
     """The location of one field for every row.
 
     Attributes:
-        name: as the user requested it, such as "jpg;png".
-        alternatives: the fields it may be, such as ("jpg", "png").
-        offsets: int64[rows], first byte within the shard; `MISSING` if the sample has none of the fields.
+        name: the user's request, such as "jpg;png".
+        alternatives: the requested fields, such as ("jpg", "png").
+        offsets: int64[rows], first byte within the shard; `MISSING` if the sample has none of the alternatives.
         sizes: int64[rows], bytes.
-        which: int64[rows], each row's alternative; None if all have the first.
-        crc32: int64[rows] to verify the bytes against, or None.
-        shards: int64[rows], the field's shard, or its sidecar.
+        which: int64[rows], the number of each row's alternative; None if every row has the first.
+        crc32: int64[rows], checksums to verify the bytes against; None to verify nothing.
+        shards: int64[rows], the shard or sidecar that holds the field.
     """
 
     name: str
@@ -152,7 +153,7 @@ class Column:
 
 
 def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield each shard, ascending, with its rows, given each row's shard."""
+    """Group rows by shard: yield each shard, ascending, with the numbers of its rows."""
     small = len(shards) > 0 and int(shards.max()) <= _SORTED_BY_RADIX
     order = np.argsort(shards.astype(np.uint16) if small else shards, kind="stable")
     edges = np.flatnonzero(np.diff(shards[order])) + 1
@@ -211,8 +212,8 @@ class RowTask(NamedTuple):
         number: unique within a pool.
         keys: the rows' keys, if the user's samples hold them.
         batches: in the order of their rows.
-        untried: rows to count as failed, and why: they have killed workers, or follow such a row that ends the pass.
-        pass_number: as in `EpochStart`.
+        untried: rows to count as failed, with the reason: they killed workers, or follow such a row that ends the pass.
+        pass_number: `EpochStart.number` of the pass.
     """
 
     number: int
@@ -249,7 +250,7 @@ class Failure(NamedTuple):
     Attributes:
         error: a cloudpickle of the exception, or None if it does not pickle.
         summary: class and message in one line.
-        traceback: the worker's, as text; may be empty.
+        traceback: the worker's traceback as text; may be empty.
         original: the exception itself, if it stays in the caller's process.
     """
 
@@ -263,7 +264,8 @@ class Failure(NamedTuple):
 class Original:
     """An exception that stays in its process, with its frames for a debugger.
 
-    In another process `error` is None. Sent back, it becomes the same object, as long as that is referenced.
+    Pickled, it is a number. The process that created it loads the same object, while that is referenced elsewhere; any
+    other process loads a substitute without the error.
     """
 
     _kept: ClassVar[WeakValueDictionary[int, Original]] = WeakValueDictionary()
@@ -280,7 +282,7 @@ class Original:
 
     @classmethod
     def find(cls, number: int) -> Original:
-        """Return the object with this number; in another process a substitute."""
+        """Return the object with this number, or a substitute if there is none."""
         return cls._kept.get(number) or cls(None, number)
 
 
@@ -327,7 +329,7 @@ class BatchDone(NamedTuple):
     Attributes:
         layout: pickled; None if nothing was written because samples failed.
         size_bytes: the used bytes of the slot.
-        rows: without skipped ones.
+        rows: the number of rows, without skipped ones.
         values: the places of values other than arrays.
     """
 
@@ -346,8 +348,8 @@ class TaskCosts(NamedTuple):
         busy: from the task's start to its end.
         processor: CPU time within `busy`.
         delayed: time within `busy` spent ready to run, but waiting for a CPU.
-        named: by stage and name, such as "decode_s/jpg".
-        started: by `perf_counter`.
+        named: seconds by stage and name, such as "decode_s/jpg".
+        started: the start by `perf_counter`.
         process: the worker's process id.
     """
 
