@@ -1,4 +1,4 @@
-"""`pack` and `map_shards`: write a dataset from a user's function of inputs, or of another dataset's samples."""
+"""Write a dataset with a user's function: `pack` calls it for inputs, `map_shards` for another dataset's samples."""
 
 from __future__ import annotations
 
@@ -76,16 +76,16 @@ def pack(
     filesystem: Any = None,
     ray: str | None = None,
 ) -> None:
-    """Pack the samples that a function makes of each input into shards with an index, in the order of the inputs.
+    """Call a function for each input, and pack the samples it returns, in that order, into shards with an index.
 
     Readers refuse the destination until it is complete. Equal samples give equal bytes for any number of workers. After
-    a kill, the same call with `resume=True` continues to the same bytes: shards are kept if their inputs and the
-    function's own source are unchanged. Some inputs are packed twice, to estimate how many fill a shard.
+    an interruption, the same call with `resume=True` completes the same bytes; it keeps shards whose inputs, and the
+    function's own source, are unchanged. Some inputs are packed twice, to estimate how many fill a shard.
 
     Args:
         function: takes an input; returns a sample as for `ShardWriter.write`, yields samples, or returns None. It is
             pickled for the workers, even from `__main__`.
-        inputs: anything that can be pickled: paths, rows of a table, numbers. They are listed in memory.
+        inputs: picklable values: paths, rows of a table, numbers. All are held in memory.
         destination: a folder or a url.
         workers: number of processes; None is one per core.
         max_bytes: maximum size of a shard; a number of bytes, or "256MB".
@@ -128,7 +128,7 @@ def _pack_calls(
     unique: bool = True,
     may_be_empty: bool = False,
 ) -> None:
-    """Pack the samples of each input. If keys must be `unique`, raise an error for repeated ones.
+    """Pack the samples of each input. If keys must be `unique`, raise ValueError for a repeated key.
 
     `code` identifies the function and its options; `cut` names the new shard of each span of inputs, or is None to
     estimate the spans.
@@ -152,12 +152,12 @@ def _pack_calls(
     def check(records: Sequence[Record]) -> None:
         tables = [shard.table for record in records for shard in record.shards]
         if not tables:
-            raise ValueError(f"the function gave no sample of {len(pickled):,} inputs")
+            raise ValueError(f"the function returned no sample for {len(pickled):,} inputs")
         seen: set[str] = set()
         for table in tables if unique else ():
             for key in table.keys():  # noqa: SIM118
                 if key in seen:
-                    raise ValueError(f"two samples have the key {key!r}; give each one of its own")
+                    raise ValueError(f"two samples have the key {key!r}; give each its own")
                 seen.add(key)
 
     label, unit = ("packing", "inputs") if cut is None else ("mapping", "shards")
@@ -182,22 +182,22 @@ def map_shards(
     filesystem: Any = None,
     ray: str | None = None,
 ) -> None:
-    """Write a dataset of a function's results for another dataset's samples, in their order and with their keys.
+    """Call a function for each sample of a dataset, and write the results as a dataset in the same order.
 
-    Each shard becomes one of the same name (numbered, if folders share names), unless `max_bytes` or `max_count` is
-    given: then consecutive shards are merged as far as they fit, and larger ones are split. Bytes and resuming are as
+    Each shard becomes a shard of the same name (or a numbered one, if folders share names). With `max_bytes` or
+    `max_count`, consecutive shards are merged as far as they fit, and larger ones are split. Bytes and resuming are as
     for `pack`.
 
     Args:
-        function: takes a sample, a dict of its fields' bytes with "__key__" and "__url__"; returns the new sample (with
-            the same key unless it has one), yields several, which need their own keys, or returns None to drop it. With
-            `batch_size` it takes a list of samples, and returns or yields the new ones; if as many, they keep the keys
-            unless they have their own.
+        function: takes a sample, a dict of its fields' bytes with "__key__" and "__url__". Returns the new sample,
+            which keeps the key unless it has one; yields several, each with a key; or returns None to drop the sample.
+            With `batch_size` it takes a list of samples, and returns or yields the new ones; if there are equally many,
+            they keep the keys unless they have their own.
         urls: the shards, as for `StreamLoader`.
-        destination: a folder or a url; not that of the shards.
+        destination: a folder or a url, other than that of the shards.
         sidecar: write only the new fields, for `StreamLoader(..., join=destination)`: one shard per shard, and one
             sample or None per sample.
-        batch_size: maximum number of samples of one shard that the function gets at once.
+        batch_size: maximum number of samples for each call of the function, all of one shard.
         decode: True, False, or a mapping from extensions to functions of bytes; values other than bytes are encoded by
             their extension for writing.
         where: the samples to read; as for `StreamLoader`.
@@ -265,7 +265,7 @@ def _refuse_source(destination: str, listing: Listing, storages: Storages) -> No
 
 
 def _file_of(value: object) -> tuple[int, int] | None:
-    """Return the size and time of the file that an input is the path of, or None."""
+    """If an input is the path of a file, return the file's size and modification time."""
     if isinstance(value, str | os.PathLike) and os.path.isfile(value):
         status = os.stat(value)
         return status.st_size, status.st_mtime_ns
@@ -273,6 +273,7 @@ def _file_of(value: object) -> tuple[int, int] | None:
 
 
 def _code_of(function: Callable[..., Any]) -> str:
+    """Return a digest of a function's own source, which tells a resumed run whether the function changed."""
     if isinstance(function, partial):
         return digest_of(_code_of(function.func), function.args, sorted(function.keywords.items()))
     plain: Any = function if inspect.isroutine(function) else type(function)
@@ -285,14 +286,18 @@ def _code_of(function: Callable[..., Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PackCalls:
-    """Pack the samples that a user's function makes of inputs. All attributes are pickled."""
+    """Call a user's function for the inputs of one shard; the function and each input are pickled.
+
+    Attributes:
+        first: the number of the first input.
+    """
 
     function: bytes
     inputs: tuple[bytes, ...]
     first: int
 
     def __call__(self, append: Append) -> Sequence[Fault]:
-        """Append the samples; a StreamloadError names the input if the function fails or a sample is invalid."""
+        """Append the samples. Raises StreamloadError, which names the input, if the function or a sample is wrong."""
         function = cloudpickle.loads(self.function)
         for number, pickled in enumerate(self.inputs, start=self.first):
             value = pickle.loads(pickled)
@@ -315,23 +320,23 @@ def samples_in(result: Any) -> Iterable[Mapping[str, object]]:
     if isinstance(result, Mapping):
         return (result,)
     if not isinstance(result, Iterable) or isinstance(result, str | bytes):
-        raise TypeError(f"it gave a value of type {type(result).__name__}; give a dict, yield dicts, or give None")
+        raise TypeError(f"it returned a value of type {type(result).__name__}; return or yield dicts, or return None")
     return result
 
 
 def _failed_input(number: int, value: object, exc: Exception) -> StreamloadError:
     notes = "".join(f" ({note})" for note in getattr(exc, "__notes__", ()))
-    ours = os.path.dirname(os.path.dirname(__file__))
-    frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if not frame.filename.startswith(ours)]
+    package = os.path.dirname(os.path.dirname(__file__))
+    frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if not frame.filename.startswith(package)]
     where = f", at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return StreamloadError(
         f"input {number} ({_SHOWN.repr(value)}) cannot be packed: {type(exc).__name__}: {exc}{notes}{where}; correct "
-        "the function or the input, or give None for inputs to leave out"
+        "the function or the input, or return None to leave the input out"
     )
 
 
 class SourceShard(NamedTuple):
-    """A listed shard, and the samples to read, ascending, int64[n]; None for all."""
+    """A listed shard, and the numbers of the samples to read, ascending int64[n], or None for all."""
 
     url: str
     bytes: int
@@ -351,7 +356,7 @@ def mapped_samples(
     decode: Decode,
     storages: Storages,
 ) -> Iterator[Any]:
-    """Yield a function's results for a shard's samples; exceptions get a note that names the sample."""
+    """Yield a function's results for a shard's samples. Exceptions get a note that names the sample."""
     samples = _samples_of(shard, decode, storages)
     while batch := list(islice(samples, batch_size or 1)):
         try:
@@ -392,28 +397,28 @@ def _archive(url: str, storages: Storages) -> bytes | mmap:
 
 
 def _with_keys(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Any]:
-    """Yield a function's results; a new sample without a key gets that of its source."""
+    """Yield a function's results; a new sample without a key gets the key of its source."""
     one_each = len(results) == len(batch)
     for number, sample in enumerate(results):
         if isinstance(sample, Mapping) and "__key__" not in sample and (one_each or len(batch) == 1):
             yield {**sample, "__key__": batch[number if one_each else 0]["__key__"]}
         elif sample is not None:
-            yield sample  # if it is not a sample, refused later
+            yield sample  # refused later if it is not a sample
 
 
 def _new_fields(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Sample]:
     if len(results) != len(batch):
         samples = counted(len(results), "sample")
-        raise ValueError(f"it gave {samples} for {len(batch)}; for a sidecar it gives one for each, or None")
+        raise ValueError(f"it returned {samples} for {len(batch)}; for a sidecar return one, or None, for each")
     for before, sample in zip(batch, results, strict=True):
         if sample is None:
             continue
         key = before["__key__"]
         if not isinstance(sample, Mapping) or sample.get("__key__", key) != key:
-            raise ValueError(f"it gave {_SHOWN.repr(sample)} for {key!r}; a sidecar takes dicts with the same keys")
+            raise ValueError(f"it returned {_SHOWN.repr(sample)} for {key!r}; a sidecar takes dicts with the same keys")
         new = {name: value for name, value in sample.items() if not name.startswith("__")}
         for name in before.keys() & new.keys():
             value = new.pop(name)
             if value is not before[name] and not (isinstance(value, bytes) and value == before[name]):
-                raise ValueError(f"the samples have a field {name!r} already; give the new one a name of its own")
+                raise ValueError(f"the samples already have a field {name!r}; give the new one another name")
         yield {"__key__": key, **new}

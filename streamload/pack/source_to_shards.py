@@ -60,7 +60,7 @@ from streamload.write.shard_writer import too_large
 _ORDER, _SPLIT = 0, 1  # the purposes of random streams
 _NO_LABEL = -(1 << 63)
 _USTAR_NAME_BYTES = 100
-_LONG_NAME_BLOCKS = 3  # of the header of a longer name
+_LONG_NAME_BLOCKS = 3  # of a header with a longer name
 _FIELDS_SHOWN = 8
 _SMALL_BYTES = 1_000_000
 _LABELS_NAMES = ("labels.json", *(f"labels{extension}" for extension in TABLE_EXTENSIONS))
@@ -78,11 +78,14 @@ def source_to_shards(
     fractions: Mapping[str, float] | None,
     resizing: Resizing | None,
 ) -> dict[str, Any] | None:
-    """Pack a source with the options of `shardify`; return a JSON report, or None if already complete.
+    """Pack a source with the options of `shardify`.
+
+    Returns:
+        A report for JSON; None if the run to resume was already complete.
 
     Raises:
-        UsageError: source, destination and options do not fit together, or there are shards already.
-        ValueError: files are bad (and were printed), or no sample is left.
+        UsageError: the source, the destination and the options do not fit together, or the destination holds shards.
+        ValueError: files are faulty (and were printed), or no sample is left.
         StreamloadError, OSError: something cannot be read or written.
     """
     began = time.monotonic()
@@ -91,7 +94,7 @@ def source_to_shards(
         _refuse_resizing(opened.samples)
     if fractions is not None and opened.parts is not None:
         parts = ", ".join(opened.parts)
-        raise UsageError(f"{source!r} is divided into {parts} already; leave out --split, or give one of them")
+        raise UsageError(f"{source!r} is already divided into {parts}; leave out --split, or give one of them")
     for note in opened.notes:
         say(f"note: {note}")
     files = len({member.path for sample in opened.samples for member in sample.members})
@@ -127,7 +130,10 @@ def source_to_shards(
 
 
 def open_source(source: str, options: SourceOptions) -> Source:
-    """List a source of any kind. Raises OSError, and UsageError also for options without effect on it."""
+    """List the samples of a source of any kind.
+
+    Raises OSError; UsageError if the source cannot be packed, or an option has no effect on this kind.
+    """
     for path in filter(None, (source, options.labels)):
         if not os.path.exists(path):
             folder, name = os.path.split(path.rstrip("/"))
@@ -200,7 +206,7 @@ def _plan(
 
 
 def sample_bytes(sample: SourceSample) -> int:
-    """Return a sample's bytes in a shard, with its label, headers and padding; of very long names about so many."""
+    """Return a sample's size in a shard, with its label, headers and padding; an estimate for very long names."""
     sizes = [(member.field or "", max(0, member.size)) for member in sample.members]
     sizes += [(field, len(value)) for field, value in sample.values]
     if sample.label is not None:
@@ -231,7 +237,7 @@ def parse_split(text: str) -> dict[str, float]:
 
 
 def permutation(count: int, seed: int, label: int = 0, purpose: int = _ORDER) -> NDArray[np.int64]:
-    """Return a permutation, int64[count], that depends only on the arguments; by default the shuffle's.
+    """Return a permutation, int64[count], that depends only on the arguments; by default that of `--shuffle`.
 
     Philox's raw output is stable between versions of NumPy.
     """
@@ -243,7 +249,7 @@ def permutation(count: int, seed: int, label: int = 0, purpose: int = _ORDER) ->
 def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float], seed: int) -> dict[str, list[int]]:
     """Return ascending positions in `labels` for each split, chosen at random within each class.
 
-    Each split with a nonzero fraction gets a sample of each class that has enough.
+    Each split with a nonzero fraction gets a sample of each class that has enough samples.
     """
     chosen: dict[str, list[int]] = {name: [] for name in fractions}
     by_class: dict[int, list[int]] = {}
@@ -277,17 +283,17 @@ def _check(files: int, skip_bad: bool, records: Sequence[Record]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PackFiles:
-    """Pack files, or rows of arrays."""
+    """Pack files, or rows of arrays, into one shard."""
 
     samples: tuple[SourceSample, ...]
     resizing: Resizing | None
 
     def __call__(self, append: Append) -> Sequence[Fault]:
-        """Append all samples without faulty files."""
+        """Append the samples whose files are all intact; return the faults of the other files."""
         faults: list[Fault] = []
         for sample in self.samples:
             fields: list[tuple[str, bytes]] = []
-            wrong: list[Fault] = []
+            sample_faults: list[Fault] = []
             for member in sample.members:
                 try:
                     field = member.field or ""
@@ -297,9 +303,9 @@ class PackFiles:
                         field, data = self.resizing(field, data)
                     fields.append((field, data))
                 except ValueError as exc:
-                    wrong.append((member.path, str(exc)))
-            faults += wrong
-            if not wrong:
+                    sample_faults.append((member.path, str(exc)))
+            faults += sample_faults
+            if not sample_faults:
                 fields += [] if sample.label is None else [(LABEL_FIELD, b"%d" % sample.label)]
                 fields += sample.values
                 headed = [(field, member_header(f"{sample.key}.{field}", len(data)), data) for field, data in fields]
@@ -308,7 +314,7 @@ class PackFiles:
 
 
 def as_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """Describe the shards, and how to read them."""
+    """Format a report as text: the shards, and the code that reads them."""
     for split, figures in report["splits"].items():
         yield f"{split}: {_counts(figures)}"
     classes = "" if report["classes"] is None else f", {counted(report['classes'], 'class')}"
@@ -321,8 +327,8 @@ def as_lines(report: Mapping[str, Any]) -> Iterator[str]:
     content, stored = report["content_bytes"], report["bytes"]
     if stored > max(2 * content, _SMALL_BYTES):
         yield (
-            f"{shown_bytes(content)} of content became {shown_bytes(stored)}: in a tar each field takes 512 bytes more "
-            "and is filled up to 512; store small values together, as one json or npy"
+            f"{shown_bytes(content)} of content became {shown_bytes(stored)}: a tar adds 512 bytes to each field and "
+            "pads it to a multiple of 512; store small values together, as one json or npy"
         )
     # A table's columns in json may be null or of mixed types, which cannot be batched.
     odd = COLUMNS_FIELD if fields.keys() - {COLUMNS_FIELD, LABEL_FIELD} else None

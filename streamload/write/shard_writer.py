@@ -359,7 +359,7 @@ class ConsecutiveShards:
             if shard is None:
                 shard = self.growing = self._folder.create(self._name(len(self.published)))
             if key in shard.keys:
-                raise ValueError(f"two samples have the key {key!r}; give each one of its own")
+                raise ValueError(f"two samples have the key {key!r}; give each its own")
             shard.append(key, members, label)
 
     def finish(self, *, may_be_empty: bool = False) -> None:

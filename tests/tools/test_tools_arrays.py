@@ -90,13 +90,17 @@ class Bomb:
 @pytest.mark.parametrize(
     ("arrays", "options", "message"),
     [
-        ({"x": X, "y": Y[:9]}, [], "its arrays differ in their number of rows (x 10, y 9); save those that belong"),
+        (
+            {"x": X, "y": Y[:9]},
+            [],
+            "its arrays differ in their number of rows (x 10, y 9); save arrays of equal length",
+        ),
         ({"x": np.array([Bomb()] * 10)}, [], "cannot be read as arrays: the npy file holds Python objects"),
         ({"y": Y, "x": np.array([Bomb()] * 10)}, ["--label-column", "x"], "holds Python objects"),
         ({"x": X, "scale": np.float32(3)}, [], "the array 'scale' is a single value and has no rows"),
         ({"x": X[:0]}, [], "holds no row"),
         ({}, [], "holds no array"),
-        ({"y": Y}, [], "holds labels alone"),
+        ({"y": Y}, [], "holds only labels"),
         ({"x": X}, ["--label-column", "z"], "has no column 'z'; its columns are x"),
         ({"x": X, "z": Y}, ["--label-column", "x"], "data.npz', row 0, array 'x' is [[0.0, "),
         ({"x": X}, ["--classes", "{0}/c.json"], "has no column of labels to number"),
@@ -139,7 +143,7 @@ def test_tensors_row_by_row(tmp_path: Path, content: str) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"x": torch.zeros(3), "epoch": 5}, "does not hold tensors alone; save a tensor, a dict, or a tuple such as"),
+        ({"x": torch.zeros(3), "epoch": 5}, "holds more than tensors; save a tensor, a dict, or a tuple such as"),
         ({"x": torch.zeros(3, dtype=torch.bfloat16)}, "convert the tensor before saving it, as with .float()"),
     ],
 )
@@ -160,5 +164,5 @@ class Trap:
 def test_nothing_in_a_file_of_tensors_is_executed(tmp_path: Path) -> None:
     torch.save(Trap(tmp_path / "made"), tmp_path / "data.pt")
     err = refusal(tmp_path / "data.pt", tmp_path / "dest")
-    assert "cannot be read without running code from it; save tensors alone" in err
+    assert "cannot be read without running code from it; save only tensors" in err
     assert not (tmp_path / "made").exists()

@@ -151,13 +151,17 @@ def vectors_of(shards: Any, sidecar: Path) -> list[tuple[str, list[int]]]:
 @pytest.mark.parametrize(
     ("function", "options", "message"),
     [
-        (lambda sample: {**sample, "txt": b"other"}, {}, "samples have a field 'txt' already.*sample '000'"),
-        (lambda sample: {"__key__": "x", "a.txt": "a"}, {}, "it gave {'__key__': 'x', 'a.txt': 'a'} for '000'"),
-        (lambda sample: [sample, sample], {}, "it gave 2 samples for 1; for a sidecar it gives one for each"),
-        (lambda samples: samples[:1], {"batch_size": 4}, "it gave 1 sample for 4"),
-        (lambda _: [7], {"batch_size": 1}, "it gave 7 for '000'"),
+        (lambda sample: {**sample, "txt": b"other"}, {}, "samples already have a field 'txt'.*sample '000'"),
+        (lambda sample: {"__key__": "x", "a.txt": "a"}, {}, "it returned {'__key__': 'x', 'a.txt': 'a'} for '000'"),
+        (
+            lambda sample: [sample, sample],
+            {},
+            "it returned 2 samples for 1; for a sidecar return one, or None, for each",
+        ),
+        (lambda samples: samples[:1], {"batch_size": 4}, "it returned 1 sample for 4"),
+        (lambda _: [7], {"batch_size": 1}, "it returned 7 for '000'"),
         (lambda sample: sample, {}, "has no field"),
-        (lambda _: "text", {}, "it gave a value of type str"),
+        (lambda _: "text", {}, "it returned a value of type str"),
         (with_vector, {"max_count": 5}, "leave out max_bytes and max_count"),
         (lambda _: 1 / 0, {"sidecar": False}, "ZeroDivisionError"),
         (lambda _: {"__key__": "x"}, {"sidecar": False}, "has no field"),

@@ -81,7 +81,7 @@ def test_whole_numbers_are_labels_without_names(data: Path, tmp_path: Path) -> N
 def test_one_label_that_is_no_whole_number_is_named(data: Path, tmp_path: Path, odd: str) -> None:
     (data / "t.csv").write_text(f"path,label\na.jpg,11\nb.png,{odd}\ndeep/c.jpeg,2\n")
     err = refusal(data / "t.csv", tmp_path / "dest")
-    assert f"t.csv', line 3, column 'label' is '{odd}', and most labels are numbers; correct it, or give --" in err
+    assert f"t.csv', line 3, column 'label' is '{odd}', and most labels are numbers; correct it, give --" in err
     assert pack(data / "t.csv", tmp_path / "dest", "--labels-as-names")[0] == 0
     assert classes_in(tmp_path / "dest") == sorted(["11", odd, "2"])
     assert packed_samples(tmp_path / "dest")["b"]["cls"] == b"%d" % sorted(["11", odd, "2"]).index(odd)
@@ -97,7 +97,7 @@ def test_labels_of_over_64_bits_are_not_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("values", [[0.5, 1.25, 3.0], [[1, 2], [3], []], [True, False, True], TEXTS])
 def test_a_column_with_the_name_of_labels_that_holds_other_things_is_kept(tmp_path: Path, values: list[Any]) -> None:
     source = table(tmp_path / "t.jsonl", [{"x": n, "target": value} for n, value in enumerate(values)])
-    assert "so it is no label; --label-column makes it one" in packs(source, tmp_path / "dest")[1]
+    assert "so it is not the label; --label-column sets it" in packs(source, tmp_path / "dest")[1]
     assert [row["target"] for row in sorted(json_in(tmp_path / "dest").values(), key=lambda row: row["x"])] == values
 
 
@@ -209,7 +209,7 @@ def test_a_column_of_splits(data: Path, tmp_path: Path) -> None:
 def test_what_small_rows_cost_is_said(tmp_path: Path) -> None:
     source = table(tmp_path / "t.jsonl", [{"text": "short", "label": n % 2} for n in range(600)])
     out, _ = packs(source, tmp_path / "dest")
-    assert "of content became 1.2 MB: in a tar each field takes 512 bytes more" in out
+    assert "of content became 1.2 MB: a tar adds 512 bytes to each field" in out
 
 
 @pytest.mark.parametrize(
@@ -220,11 +220,11 @@ def test_what_small_rows_cost_is_said(tmp_path: Path) -> None:
         ("t.csv", "path,label\na.jpg\n", "line 2: 1 column, and the first line has 2"),
         ("t.csv", "path,label,label\na.jpg,1,2\n", "two columns called 'label'"),
         ("t.csv", "path,label\na.jpg,\nb.png,1", "line 2, column 'label' is ''; a label is a whole number or"),
-        ("t.csv", "path,label\na.jpg,1\n,1", "line 3, column 'path' holds '', which is no path"),
+        ("t.csv", "path,label\na.jpg,1\n,1", "line 3, column 'path' holds '', which is not the path"),
         ("t.jsonl", '{"path": "a.jpg", "label": 1}\n{"path": 3.5, "label": 1}', "line 2, column 'path' holds 3.5"),
         ("t.jsonl", '{"path": "a.jpg", "label": 1}\nnonsense', "line 2: not JSON"),
         ("t.jsonl", "[1]", "line 1: not a JSON object"),
-        ("t.jsonl", '{"label": 1}', "holds labels alone"),
+        ("t.jsonl", '{"label": 1}', "holds only labels"),
         ("t.csv", b"path,label\n\xff,1\n", "not UTF-8"),
         ("t.txt", "path,label\n", "is a file; give the folder"),
     ],

@@ -36,7 +36,7 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplement
 def rows_of_arrays(path: str, options: SourceOptions) -> Source:
     """Return the rows of a file's arrays as samples; keys are row numbers of nine digits.
 
-    Labels are the array `label_column`, or the first array of integers called `y`, `label` or `labels`. Raises OSError,
+    Labels are the array `label_column`, or the first array of integers called `y`, `label` or `labels`. Raises OSError
     and UsageError.
     """
     mtime_ns = os.stat(path).st_mtime_ns
@@ -47,7 +47,7 @@ def rows_of_arrays(path: str, options: SourceOptions) -> Source:
     count = min(map(len, arrays.values()))
     if max(map(len, arrays.values())) != count:
         lengths = ", ".join(f"{name} {len(array):,}" for name, array in arrays.items())
-        advice = "save those that belong together in a file"
+        advice = "save arrays of equal length together, in a file for each length"
         raise UsageError(f"{path!r}: its arrays differ in their number of rows ({lengths}); {advice}")
     if not count:
         raise UsageError(f"{path!r} holds no row; there is nothing to pack")
@@ -69,7 +69,7 @@ def rows_of_arrays(path: str, options: SourceOptions) -> Source:
 
 @contextmanager
 def open_arrays() -> Iterator[None]:
-    """Close the files of arrays at the end of a run."""
+    """Close the mapped files when the context ends."""
     try:
         yield
     finally:
@@ -133,14 +133,14 @@ def _tensors(path: str) -> dict[str, NDArray[Any]]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as exc:  # damaged files make torch raise nearly anything
-        reason = "cannot be read without running code from it; save tensors alone"
+        reason = "cannot be read without running code from it; save only tensors"
         raise UsageError(f"{path!r} {reason} ({type(exc).__name__})") from exc
     if isinstance(content, torch.Tensor):
         content = {"": content}
     elif isinstance(content, list | tuple):
         content = dict(zip(("x", "y") if len(content) == 2 else map(str, range(len(content))), content, strict=True))
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
-        raise UsageError(f"{path!r} does not hold tensors alone; save a tensor, a dict, or a tuple such as (x, y)")
+        raise UsageError(f"{path!r} holds more than tensors; save a tensor, a dict, or a tuple such as (x, y)")
     try:
         return {str(name): tensor.detach().numpy() for name, tensor in content.items()}
     except (TypeError, RuntimeError) as exc:

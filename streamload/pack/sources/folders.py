@@ -1,4 +1,4 @@
-"""List a folder of files: class folders as in torchvision, files or folders paired by stem, and splits of these."""
+"""List the samples of a folder: class folders as in torchvision, files that share a stem, or splits of these."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from streamload.tar.scan import LABEL_FIELD
 from streamload.text import counted, listed
 from streamload.write.shard_writer import label_of
 
+Roots = list[tuple[str, str]]  # folders whose files are paired by stem, and the prefixes of their fields
+
 _SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
 _INPUTS = ("images", "image", "imgs", "img", "jpegimages", "photos", "rgb", "inputs", "input", "frames")
 _TARGETS = (
@@ -42,7 +44,7 @@ class Tree(NamedTuple):
     Attributes:
         files: the files that may be samples, sorted.
         folders: all folders, including empty ones.
-        notes: on skipped files.
+        notes: notes on skipped files.
     """
 
     root: str
@@ -75,7 +77,7 @@ def walk(root: str, *, follow_links: bool) -> Tree:
         paths += [inside + name for name in files if name not in hidden]
         folders[:] = [name for name in folders if name not in hidden]
         linked = {name for name in folders if os.path.islink(os.path.join(folder, name))}
-        if follow_links:  # but not back
+        if follow_links:  # except to a folder above
             linked = {name for name in linked if any(map(Path(folder, name).samefile, Path(folder, name).parents))}
         links += [inside + name for name in linked]
         folders[:] = [name for name in folders if name not in linked]
@@ -89,14 +91,11 @@ def walk(root: str, *, follow_links: bool) -> Tree:
     return Tree(root, sorted(paths), kept, notes)
 
 
-Roots = list[tuple[str, str]]  # folders in which files that share a stem are a sample, with their fields' prefixes
-
-
 def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: bool | None) -> Source:
-    """Return the samples of a folder, by split if it has splits; only files of labels are opened.
+    """Return the samples of a folder, by split if it has splits. Only files of labels are opened.
 
-    With `by_stem`, files that share a stem are a sample, and `.cls` is the label; with False, folders are classes; None
-    decides by the files. Raises UsageError for ambiguous files, and OSError.
+    With `by_stem`, files that share a stem are a sample, and `.cls` is its label. False takes folders as classes; None
+    decides by the files. Raises OSError, and UsageError for ambiguous files.
     """
     layout = _layout(tree, by_stem=False if classes is not None else by_stem)
     by_class = [split for split, roots in layout.items() if not roots]
@@ -129,7 +128,7 @@ def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: b
 
 
 def _layout(tree: Tree, *, by_stem: bool | None) -> dict[str, Roots]:
-    """Return the roots of each split by the path of its folder; a split of class folders has none."""
+    """Return the roots of each split by the path of its folder; a split of class folders has no roots."""
     folders, loose = tree.inside("")
     if not any(map(is_data, loose)):
         splits = _splits(folders)
@@ -169,7 +168,7 @@ def _usual_kind(paths: Sequence[str]) -> str:
 
 
 def _pairs(tree: Tree, folder: str, names: list[str]) -> list[str]:
-    """Return folders with parts of the same samples, such as `images` and `masks`; empty for classes.
+    """Return the folders that hold parts of the same samples, such as `images` and `masks`; [] if they are classes.
 
     Equal stems are not enough: cat/1.jpg and dog/1.jpg are two images. Usual names or different kinds are required.
     """
@@ -201,7 +200,7 @@ def _stem(path: str) -> str:
 
 
 def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]) -> list[SourceSample]:
-    """Return the files of a split's class folders; files of a minority kind have no field."""
+    """Return a sample for each file in a split's class folders. Files of a minority kind get no field."""
     names, loose = tree.inside(split)
     where = f"{tree.root!r}, {split!r}" if split else repr(tree.root)
     if data := [path for path in loose if is_data(path)]:

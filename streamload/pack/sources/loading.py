@@ -22,12 +22,12 @@ from streamload.images.jpeg import frame_and_scan, is_jpeg
 from streamload.pack.sources.source import SourceFile, is_image
 
 _END_OF_IMAGE = b"\xff\xd9"
-_ORIENTATION = 0x0112  # of EXIF
+_ORIENTATION = 0x0112  # a tag of EXIF
 _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 
 def load(member: SourceFile) -> bytes:
-    """Return the bytes of a member. Raises ValueError, which says why it cannot be packed."""
+    """Return the bytes of a member. Raises ValueError with the reason if it cannot be packed."""
     if member.field is None:
         raise ValueError("it is of another kind than most files in the class folders, or its extension names no field")
     data = member.content
@@ -60,7 +60,7 @@ def _check_content(extension: str, data: bytes) -> None:
             json.loads(data)
         elif extension == "npy":
             if len(data) < (end := npy_layout(memoryview(data)).end):
-                raise ValueError(f"the array is cut short: {len(data):,} of {end:,} bytes are there")
+                raise ValueError(f"the array is cut short: it has {len(data):,} of {end:,} bytes")
         elif extension in ("pt", "pth") and not data.startswith(_OLD_TORCH):  # nothing is unpickled
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 if not any(name.endswith("data.pkl") for name in archive.namelist()):
@@ -82,7 +82,7 @@ def check_image_file(data: bytes) -> None:
     if is_jpeg(view):
         image_size(view)
         if not data.endswith(_END_OF_IMAGE) and data.find(_END_OF_IMAGE, frame_and_scan(view)[3]) < 0:
-            raise ValueError("the JPEG is cut short: its end-of-image marker is missing")  # a preview may have one
+            raise ValueError("the JPEG is cut short: its end-of-image marker is missing")  # a preview has its own
     elif data.startswith(b"RIFF") and len(data) < 8 + int.from_bytes(data[4:8], "little"):
         raise ValueError("the WEBP is cut short")
     else:
@@ -100,7 +100,7 @@ class Resizing:
     quality: int
 
     def __call__(self, field: str, data: bytes) -> tuple[str, bytes]:
-        """Return the field and bytes to store, unchanged for a small image. Raises ValueError for a damaged one."""
+        """Return the field and bytes to store, unchanged for a small image. Raises ValueError for a damaged image."""
         import simplejpeg
 
         prefix, dot, _ = field.rpartition(".")
@@ -115,7 +115,7 @@ class Resizing:
 
 
 def _upright(pixels: NDArray[np.uint8], data: bytes) -> NDArray[np.uint8]:
-    """Apply the EXIF orientation of the file that the pixels are from; damaged metadata has none."""
+    """Turn pixels upright by the EXIF orientation of their file, `data`; ignore damaged metadata."""
     from PIL import Image, ImageOps
 
     if is_jpeg(memoryview(data)) and b"Exif\0\0" not in data[: 1 << 17]:

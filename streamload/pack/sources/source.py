@@ -23,12 +23,12 @@ SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # also the name of a fol
 
 _SOUNDS = ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-_NO_NAME = re.compile(r"[^a-z0-9_-]+")
+_NOT_IN_FIELDS = re.compile(r"[^a-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """How to read a source, named as the command's options; None decides by the source."""
+    """Say how to read a source, by the names of the command's options. None means to decide by the source."""
 
     labels: str | None = None
     stems: bool | None = None
@@ -51,7 +51,8 @@ class SourceFile(NamedTuple):
         content: the value; None for a file.
         size: its size when listed; -1 for a file that cannot be read.
         mtime_ns: its modification time when listed.
-        array: the name of the array of which a row is the member, as npy of `size` bytes; None for the whole file.
+        array: for a row of an array, stored as npy of `size` bytes, the array's name; otherwise None.
+        row: the number of the row.
     """
 
     path: str
@@ -64,7 +65,7 @@ class SourceFile(NamedTuple):
 
 
 def file_at(path: str, field: str | None) -> SourceFile:
-    """Stat a file; an unreadable one is reported when packed."""
+    """Return a file with its size and time. An unreadable file is reported when it is packed."""
     try:
         status = os.stat(path)
     except OSError:
@@ -73,7 +74,7 @@ def file_at(path: str, field: str | None) -> SourceFile:
 
 
 class SourceSample(NamedTuple):
-    """A sample; its files are read when it is packed. `values` are further fields and their content."""
+    """A sample, whose files are read when it is packed. `values` are further fields and their content."""
 
     key: str
     members: tuple[SourceFile, ...]
@@ -96,7 +97,7 @@ class Source:
     Attributes:
         samples: in packing order without a shuffle.
         classes: the names of the classes by label, or None.
-        notes: choices, skipped files and likely mistakes.
+        notes: for the user, on choices, skipped files and likely mistakes.
         parts: the positions in `samples` of each split that the source defines, or None.
     """
 
@@ -126,7 +127,7 @@ def field_named(extension: str) -> str | None:
 
 def field_prefix(name: str) -> str:
     """Return a prefix that distinguishes the fields of a column or folder."""
-    return (_NO_NAME.sub("_", name.lower()).strip("_") or "column") + "."
+    return (_NOT_IN_FIELDS.sub("_", name.lower()).strip("_") or "column") + "."
 
 
 def is_image(field: str) -> bool:

@@ -1,4 +1,4 @@
-"""Read tables: a row is a sample of files (by path, or stored), a label, texts and other columns."""
+"""Read tables, in which each row is a sample: files (by path, or stored), a label, texts and other columns."""
 
 from __future__ import annotations
 
@@ -60,9 +60,10 @@ class Table(NamedTuple):
     """A table in memory.
 
     Attributes:
+        path: the path of its file.
         columns: values by name.
         place: returns the place of a row, such as `line 3`.
-        is_text: all values are texts, as in a csv.
+        is_text: all values are strings, as in a csv.
         noun: the term for a column in messages.
     """
 
@@ -82,10 +83,11 @@ class Table(NamedTuple):
 
 
 def samples_of_table(table: Table, options: SourceOptions, root: str | None = None) -> Source:
-    """Return a sample for each row of a table; no file is opened. Raises UsageError, OSError.
+    """Return a sample for each row of a table, without opening files. Raises UsageError, OSError.
 
-    Files have their extension as field, texts `txt`, other columns `json`; if an earlier column has the field, the
-    column's name is prefixed (`mask.png`). Relative paths start at `root`, or at the table.
+    The field of a file is its extension, the field of a text is `txt`, and other columns share `json`; if an earlier
+    column has the field, the column's name is prefixed (`mask.png`). Relative paths start at `root`, by default the
+    table's folder.
     """
     root = os.path.dirname(table.path) if root is None else root
     notes: list[str] = []
@@ -97,7 +99,7 @@ def samples_of_table(table: Table, options: SourceOptions, root: str | None = No
     members: list[list[SourceFile]] = [[] for _ in rows]
 
     def prefix(column: str, fields: set[str]) -> str:
-        """Return the prefix that tells these fields from all others."""
+        """Return the prefix that makes a column's fields unique."""
         before = "" if used.isdisjoint(fields) else field_prefix(column)
         if twice := used.intersection(before + field for field in fields):
             raise UsageError(f"{table.path!r}: two columns would be the field {min(twice)!r}; rename {column!r}")
@@ -158,8 +160,8 @@ def _labels(
         if 2 * sum(_number(label) is not None for label in labels) > len(labels):
             row = numbers.index(None)
             raise UsageError(
-                f"{table.where(row, name)} is {labels[row]!r}, and most labels are numbers; correct it, or give "
-                "--labels-as-names if they are names, or have over 64 bits; rename a column of quantities to keep it"
+                f"{table.where(row, name)} is {labels[row]!r}, and most labels are numbers; correct it, give "
+                "--labels-as-names if labels are names or have over 64 bits, or rename a column that holds quantities"
             )
     pairs = zip(labels, numbers, strict=True)
     names = [label if isinstance(label, str) else str(label if number is None else number) for label, number in pairs]
@@ -168,7 +170,7 @@ def _labels(
 
 
 def _number(value: object) -> int | float | None:
-    """Return a number, also that of a text; None for others. A text with a leading zero, as in `01`, is a name."""
+    """Return a value as a number, parsing text; None if it is not one. Text with a leading zero (`01`) is a name."""
     if isinstance(value, str) and not _CODE.match(value):
         for kind in (int, float):
             with suppress(ValueError):
@@ -185,7 +187,7 @@ def _whole(value: object) -> int | None:
 def _choose(
     table: Table, options: SourceOptions, notes: list[str]
 ) -> tuple[list[str], str | None, list[str], list[str]]:
-    """Return the columns of files, of the label, of texts, and those for json."""
+    """Return the columns of files, the column of labels, the columns of texts, and the columns to store as json."""
     files, texts, label = [*options.path_column], [*options.text_column], options.label_column
     free = _not_named(table, [*files, *texts, label, options.split_column])
     if not files and (path := _usual([name for name in free if _is_path(table, name)], _PATH_NAMES)):
@@ -196,7 +198,7 @@ def _choose(
             label = usual
         else:
             notes.append(
-                f"column {usual!r} holds no classes or whole numbers, so it is no label; --label-column makes it one"
+                f"column {usual!r} holds no classes or whole numbers, so it is not the label; --label-column sets it"
             )
     free = [name for name in free if name not in (*files, label)]
     has_paths = any(isinstance(table.first(name), str) for name in files)
@@ -211,11 +213,11 @@ def _choose(
     elif free:
         notes.append(f"left out: {_quoted(free)}; --keep-columns stores other columns as json")
     if not (files or texts or rest):
-        raise UsageError(f"{table.path!r} holds labels alone; there is nothing else to pack")
+        raise UsageError(f"{table.path!r} holds only labels; there is nothing else to pack")
     uses = {"files are": files, "texts are": texts, "json holds": rest, "labels are": [] if label is None else [label]}
     missing = {"files are": "no column holds paths or files", "labels are": "there are no labels"}
-    said = (f"{use} {_quoted(columns, table.noun)}" if columns else missing.get(use) for use, columns in uses.items())
-    notes.append("; ".join(filter(None, said)))
+    clauses = (f"{use} {_quoted(names, table.noun)}" if names else missing.get(use) for use, names in uses.items())
+    notes.append("; ".join(filter(None, clauses)))
     if options.split_column is None and (split := _usual(free, ("split",))):
         notes.append(f"{_quoted([split])} may name splits: --split-column {split} packs each into a folder of its own")
     if options.keep_columns and not rest:
@@ -224,12 +226,12 @@ def _choose(
 
 
 def _not_named(table: Table, named: Sequence[str | None]) -> list[str]:
-    """Return the columns that no option names. Raises UsageError for one that does not exist or is named twice."""
+    """Return the columns that no option names. Raises UsageError if a named column does not exist or is named twice."""
     for name in named:
         if name is not None and name not in table.columns:
             raise UsageError(f"{table.path!r} has no column {name!r}; its columns are {listed(list(table.columns))}")
         if name is not None and named.count(name) > 1:
-            raise UsageError(f"{table.path!r}: the column {name!r} is named twice; a column has one meaning")
+            raise UsageError(f"{table.path!r}: the column {name!r} is named twice; give it one meaning")
     return [name for name in table.columns if name not in named]
 
 
@@ -279,7 +281,7 @@ def _file(table: Table, row: int, name: str, root: str, *, may_lack: bool) -> So
         return file_at(path, field_named(extension_of(path)))
     if may_lack and path in (None, ""):
         return None
-    raise UsageError(f"{table.where(row, name)} holds {reprlib.repr(value)}, which is no path of a file")
+    raise UsageError(f"{table.where(row, name)} holds {reprlib.repr(value)}, which is not the path of a file")
 
 
 def _extension_by_content(content: bytes) -> str:
@@ -289,7 +291,7 @@ def _extension_by_content(content: bytes) -> str:
 
 
 def _numbers(table: Table, name: str, notes: list[str]) -> list[Any]:
-    """Convert a column of texts to numbers (empty: nan) if it holds nothing else; note a single odd value."""
+    """Convert a column of texts to numbers (empty text to nan) if all are numbers. If a few are not, note the first."""
     values = table.columns[name]
     numbers = [_number(value if value.strip() else "nan") for value in values]
     known = [number for number in numbers if number == number]  # noqa: PLR0124
@@ -342,7 +344,7 @@ def files_by_id(tree: Tree, labels: str, options: SourceOptions) -> Source:
     label = options.label_column or _usual([name for name in columns if name != id_column], _LABEL_NAMES)
     if id_column is None or label is None or not {id_column, label} <= {*columns}:
         raise UsageError(
-            f"{table.path!r} needs columns of IDs and of labels, of {listed(columns)}; name them with "
+            f"{table.path!r} needs columns of IDs and of labels, and has {listed(columns)}; name them with "
             "--path-column and --label-column"
         )
     ids = [str(value).strip() for value in table.columns[id_column]]
