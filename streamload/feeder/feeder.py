@@ -1,6 +1,6 @@
-"""The feeder of one trainer: it plans, fetches and schedules, and sends the trainer its batches in order.
+"""Plan, fetch and schedule the batches of one trainer, and send them in order.
 
-`send` may lead to a socket, or to the caller's own thread. Only fetching needs a running event loop.
+The feeder may run in a process of its own, or in the trainer's thread. Only fetching needs a running event loop.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from streamload.workers.launch import Child
 from streamload.workers.pool import Pool, PoolEvents, WorkerActivity, WorkerLink
 from streamload.workers.process_pool import ProcessPool
 
-_KEPT_BYTES = 256 << 20
-_MARGIN = 1.05  # of a budget that is advised, for samples larger than the mean
+_KEPT_BYTES = 256 << 20  # memory that the allocator keeps, for the buffers of later requests
+_MARGIN = 1.05  # added to an advised budget, for samples larger than the mean
 
 
 class FeederMeter:
-    """Adds up, in the totals of an engine, what a feeder and its workers do.
+    """Add up the time and the amounts of work of a feeder and its workers, in the totals of an engine.
 
-    While the loop waits, which is when it need not acknowledge any of its batches, time goes to "awaited_s/REASON":
-    "work", or if at least half of the workers are idle, what they wait for: the "network", a "scan" of a shard, or room
-    in memory_budget ("memory"). Time in which the batches after the awaited one are ready is work.
+    While `BatchStream.awaited`, time is added to "awaited_s/REASON". The reason is "work" unless at least half of the
+    workers are idle; then it is "network", "scan" (of shards without an index) or "memory" (no room in memory_budget).
+    Time in which the batches after the awaited one are ready is work.
     """
 
     def __init__(self, engine: Engine, stream: BatchStream, *, in_own_process: bool) -> None:
@@ -51,12 +51,12 @@ class FeederMeter:
         self._totals = engine.totals
         self._stream = stream
         self._in_own_process = in_own_process
-        self._started_s = self._noted_s = perf_counter()
+        self._started_s = self._recorded_s = perf_counter()
         self._awaited: str | None = None
         self._events: list[Event] | None = None
 
     def add(self, done: RowsDone | ScanDone) -> None:
-        """Add what a task has taken."""
+        """Add the costs of a task."""
         costs, totals = done.costs, self._totals
         for stage in ("scan", "decode", "transform", "collate"):
             totals[f"{stage}_s"] += getattr(costs, stage)
@@ -81,17 +81,17 @@ class FeederMeter:
 
     def take_events(self) -> tuple[Event, ...]:
         """Return and clear the recorded events."""
-        taken = tuple(self._events or ())
+        events = tuple(self._events or ())
         if self._events:
             self._events.clear()
-        return taken
+        return events
 
-    def note_state(self) -> None:
+    def record_state(self) -> None:
         """Add the time since the last call, for the reason that held then. Call it after every event."""
         now_s = perf_counter()
         if self._awaited is not None:
-            self._totals[self._awaited] += now_s - self._noted_s
-        self._noted_s = now_s
+            self._totals[self._awaited] += now_s - self._recorded_s
+        self._recorded_s = now_s
         self._awaited = f"awaited_s/{self._reason()}" if self._stream.awaited else None
 
     def totals(self) -> Totals:
@@ -114,14 +114,14 @@ class FeederMeter:
     def _reason(self) -> str:
         fetcher, pool = self._engine.fetcher, self._engine.pool
         if 2 * pool.n_with_tasks() > len(pool.workers) or self._stream.full:
-            return "work"  # or one batch takes longer than those after it
+            return "work"  # if full, one batch takes longer than the batches after it
         if fetcher is not None and (fetcher.transfers.running or not self._engine.scans.requested):
             return "memory" if fetcher.lacking else "network"
         return "scan"
 
 
 def work_in_words(worker: WorkerActivity, tables: Dataset) -> str:
-    """Say what a worker is doing."""
+    """Describe the work of a worker, for a log line."""
     task = worker.task
     if task is None:
         work = "still starting: it imports the modules that the user's functions need"
@@ -139,12 +139,13 @@ def work_in_words(worker: WorkerActivity, tables: Dataset) -> str:
     return f"{worker.name} is at work, {work}" + (f":\n{worker.stack}" if worker.stack else "")
 
 
-def _fetching(fetcher: Fetcher) -> str:
+def fetching_in_words(fetcher: Fetcher) -> str:
+    """Describe the oldest request, for a log line; empty if there is none."""
     oldest = next(iter(fetcher.transfers.running.values()), None)
     if oldest is None:
         loading = next(iter(fetcher.index_tables.loading), None)
-        where = "" if loading is None else repr(without_secrets(fetcher.state_of(loading).url))
-        return where and f"the index: where samples lie in {where}"
+        url = "" if loading is None else repr(without_secrets(fetcher.state_of(loading).url))
+        return url and f"the index of {url}"
     return (
         f"the storage: a request for {without_secrets(oldest.url)!r} from byte {oldest.start} on has taken "
         f"{monotonic() - oldest.started_s:.1f} s, in which {oldest.received_bytes:,} bytes came"
@@ -152,11 +153,11 @@ def _fetching(fetcher: Fetcher) -> str:
 
 
 class Feeder:
-    """Makes the plans of one trainer's epochs, has their tasks done, and sends the batches in order.
+    """Plan one trainer's epochs, have workers do the tasks, and send the batches in order.
 
     Args:
-        configure: what to do.
-        send: takes messages for the trainer, as `AsyncChannel.send`.
+        configure: the settings of all epochs.
+        send: sends messages to the trainer, as `AsyncChannel.send` does.
         launched: workers that have been started already.
         shards: opens all shards, if this is the trainer's process.
     """
@@ -171,7 +172,7 @@ class Feeder:
     ) -> None:
         settings, fetching, listing = configure.settings, configure.fetching, configure.listing
         self._send = send
-        self._turn_is_due = self._closed = False
+        self._fetch_is_due = self._closed = False
         self.tables = Dataset(listing, fetching.storages, budget_bytes=fetching.budget_bytes)
         self.fetcher = self._make_fetcher(fetching, listing) if shards is None else None
         if self.fetcher is not None:
@@ -220,7 +221,7 @@ class Feeder:
 
     def handle(self, message: Any) -> None:
         """Handle a message from the trainer, and run pending work. Failures are sent, not raised."""
-        if isinstance(message, RowsDone | ScanDone):  # of a trainer that does the tasks itself
+        if isinstance(message, RowsDone | ScanDone):  # the trainer does the tasks itself
             self.pool.end_task(message)
             return
         with self._failing():
@@ -243,14 +244,14 @@ class Feeder:
         self.pump()
 
     async def wait_reason(self) -> str:
-        """Say what the next batch waits for: the oldest task, or a request; empty if nothing shows."""
+        """Describe why the next batch has not come: the oldest task, or a request; empty if unknown."""
         worker = await self.pool.inspect()
         if worker is not None:
             return work_in_words(worker, self.tables)
-        return "" if self.fetcher is None else _fetching(self.fetcher)
+        return "" if self.fetcher is None else fetching_in_words(self.fetcher)
 
     def _send_ready(self, batches: list[messages.ReadyBatch], last: bool) -> None:
-        """Send batches with one message, whose descriptors are at most `MAX_DESCRIPTORS`."""
+        """Send batches in one message; the caller limits them to `MAX_DESCRIPTORS`."""
         slots, start, counts = self._engine.slots, self._stream.requested, self.tables.counts
         are_new = last and counts.complete and self.tables.listing.counts is None
         assert start is not None
@@ -274,7 +275,7 @@ class Feeder:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Send what is raised inside to the trainer, which would wait forever."""
+        """Send an error of the block to the trainer, which would wait forever."""
         with Attempt() as attempt:
             yield
         if attempt.error is not None:
@@ -293,36 +294,36 @@ class Feeder:
         self.pump()
 
     def _fail(self, error: Exception) -> None:
-        """Report that nothing can go on, and do nothing more."""
+        """Send the error to the trainer, and stop."""
         requested = self._stream.requested
         self._stream.stop()
         failed_for = None if requested is None else requested.identity
         self._send(messages.Failed(failure_of(naming_the_limit(error)), failed_for), ())
 
     def pump(self) -> None:
-        """Do what can be done now. Failures are sent to the trainer."""
+        """Announce and schedule all that is possible now. Failures are sent to the trainer."""
         with self._failing():
             with self._failing():
                 self._stream.pump()
             if self.scans.feed():
-                self._take_turn_soon()  # the epoch may have waited for just that, and nothing else may come
+                self._fetch_soon()  # the epoch may have waited for this shard, and no other event may come
             while self.pool.has_room() and self.scans.submit_next(self.pool):
                 pass
-            self._meter.note_state()
+            self._meter.record_state()
             self._check_room()
 
     # -- fetching --------------------------------------------------------------------------------------------------
 
     def _check_room(self) -> None:
-        """Fail if what is needed at once does not fit, and nothing is running that could make room."""
+        """Fail if parts that are needed at once do not fit, and no work in progress could make room."""
         fetcher, stream = self.fetcher, self._stream
         if fetcher is not None and fetcher.stalled() and not self.scans.in_flight and stream.blocked:
             self._fail(fetcher.too_small(self._enough_for_window(fetcher)))
 
     def _enough_for_window(self, fetcher: Fetcher) -> int:
-        """Return a budget that holds the shuffle's window, by the shards that are known; 0 if there is none.
+        """Return a budget that holds the shuffle window, estimated from the shards known so far; 0 if unknown.
 
-        It holds the samples that wait to be drawn, and a part at each end of every lane.
+        It covers the samples that wait to be drawn, and a part at each end of every lane.
         """
         order, counts, requested = self._engine.settings.order, self.tables.counts.values, self._stream.requested
         known = [(int(counts[shard]), fetcher.state_of(shard).total_bytes) for shard in fetcher.fetched]
@@ -337,7 +338,7 @@ class Feeder:
         return budget_for(int(_MARGIN * held_bytes))
 
     def _make_fetcher(self, fetching: Fetching, listing: Listing) -> Fetcher | None:
-        """Make what fetches shards, if there are any that need that."""
+        """Return a fetcher, or None if workers can open all shards and no index is remote."""
         fetched = fetched_shards(listing, fetching.storages)
         if not fetched and not waits_for_index(listing, fetching.storages):
             return None
@@ -350,19 +351,20 @@ class Feeder:
             fetched,
             fetching.storages,
             budget_bytes=bytes_for_parts(fetching.budget_bytes),
-            wake=self._take_turn_soon,
+            wake=self._fetch_soon,
             cache=cache,
             most_requests=requests_at_once(fetching.budget_bytes),
         )
 
-    def _take_turn_soon(self) -> None:
-        if not self._turn_is_due:
-            self._turn_is_due = True
-            asyncio.get_running_loop().call_soon(self._take_turn)
+    def _fetch_soon(self) -> None:
+        """Call `_fetch_and_pump` once, after the current callback of the event loop."""
+        if not self._fetch_is_due:
+            self._fetch_is_due = True
+            asyncio.get_running_loop().call_soon(self._fetch_and_pump)
 
-    def _take_turn(self) -> None:
-        self._turn_is_due = False
-        if self._closed:  # a task that was given now would open memory that nobody closes
+    def _fetch_and_pump(self) -> None:
+        self._fetch_is_due = False
+        if self._closed:  # a new task would open memory that is never closed
             return
         with self._failing():
             assert self.fetcher is not None

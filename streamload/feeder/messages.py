@@ -25,9 +25,9 @@ class PipelineSettings(NamedTuple):
     """The settings of every epoch of a loader.
 
     Attributes:
-        fields: the wanted fields, or None for all.
+        fields: the fields to read, or None for all.
         verify: check the bytes against the index's checksums.
-        prefetch_batches: the least number of batches that may be in flight or wait for the loop.
+        prefetch_batches: the number of batches that may be in flight or wait for the loop; more if tasks are short.
     """
 
     order: OrderOptions
@@ -37,7 +37,7 @@ class PipelineSettings(NamedTuple):
 
 
 class FailedRow(NamedTuple):
-    """A failed row, and the sample that it was made of."""
+    """A failed row, and the URL and key of its sample."""
 
     failure: RowFailure
     url: str
@@ -50,7 +50,7 @@ class ReadyBatch(NamedTuple):
     Attributes:
         done: the worker's answer, without its failures.
         failed: the failed rows, in order.
-        end: the position in the epoch's order after its last sample.
+        end: the position in the epoch's order after the batch's last sample.
     """
 
     slot: int
@@ -60,7 +60,7 @@ class ReadyBatch(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The trainer calls a function of `Calls.functions`, or `WAIT_REASON`; `number` is unique."""
+    """Ask the feeder to call a function of `Calls.functions`, or `WAIT_REASON`; `number` is unique."""
 
     number: int
     function: str
@@ -68,7 +68,7 @@ class Call(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The result of the call of that number, or its failure."""
+    """The result or the failure of the call of that number."""
 
     number: int
     value: Any = None
@@ -76,15 +76,15 @@ class Answer(NamedTuple):
 
 
 class Configure(NamedTuple):
-    """Everything that holds for all epochs; calls may come before it, epochs may not.
+    """Settings that hold for all epochs. Calls may precede this message, epochs may not.
 
     Attributes:
         job: the pickled `Job`, see `job_pickle`.
-        workers: how many; 0 if the trainer makes the rows itself.
+        workers: the number of workers; 0 if the trainer makes the rows itself.
         import_path: the trainer's `sys.path`.
         ends_at_failure: the first sample that fails, in the epoch's order, ends the pass.
-        log_levels: of the trainer's loggers, for the workers.
-        descriptors: how many the trainer may have open if it makes the rows, else 0.
+        log_levels: the levels of the trainer's loggers, for the workers.
+        descriptors: the number that the trainer may have open if it makes the rows, else 0.
     """
 
     listing: Listing
@@ -99,7 +99,7 @@ class Configure(NamedTuple):
 
 
 class Acknowledge(NamedTuple):
-    """The trainer has taken so many batches, and released these slots."""
+    """The number of batches that the trainer has taken since the last message, and the slots that it has released."""
 
     batches: int
     released: tuple[int, ...]
@@ -121,16 +121,16 @@ class Ready(NamedTuple):
     """Batches for the loop.
 
     Attributes:
-        start: `EpochStart.identity` of their epoch, which the trainer may not have requested, or have left.
-        batches: in order.
+        start: `EpochStart.identity` of the batches' epoch; the trainer may have left that epoch.
+        batches: the batches, in order.
         opened: slots that are new to the trainer, or have grown; their descriptors come with the message.
         retired: slots to drop.
-        last: all batches of the epoch have been sent, and the trainer has requested it.
-        acknowledge_after: how many batches may be taken before they are acknowledged.
-        totals: what the feeder has added up; None if unknown.
-        skipped_members: so far, by reason.
-        events: for a trace, since the last message.
-        counts: the samples of each shard, once scans have found them; with the last batch.
+        last: all batches of the epoch have been sent.
+        acknowledge_after: the number of batches that may be taken before they are acknowledged.
+        totals: the feeder's sums so far; None if unknown.
+        skipped_members: the number of skipped members so far, by reason.
+        events: the events since the last message, for a trace.
+        counts: the number of samples of each shard, with the last batch, if scans have found it.
     """
 
     start: tuple[int, int, int]
@@ -146,11 +146,11 @@ class Ready(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The feeder cannot go on, and does nothing more.
+    """The feeder has failed, and does nothing more.
 
     Attributes:
-        failure: why.
-        start: `EpochStart.identity` of the epoch that it has failed for; None if it has failed as a whole.
+        failure: the error.
+        start: `EpochStart.identity` of the epoch that has failed; None if the feeder has failed as a whole.
     """
 
     failure: Failure
@@ -158,17 +158,17 @@ class Failed(NamedTuple):
 
 
 WAIT_REASON = "wait_reason"
-"""A function that needs a configured feeder, which answers it: what the next batch waits for, in words."""
+"""The name of a function that only a configured feeder answers: why the next batch has not come, in words."""
 
 
 class Calls:
-    """Functions by name; some block, some are coroutine functions.
+    """The functions that a trainer may call in its feeder; some block, some are coroutine functions.
 
     Args:
-        list_shards: stands for the function of that name.
+        list_shards: replaces the function of that name.
 
     Attributes:
-        functions: by name.
+        functions: the functions by name.
     """
 
     def __init__(self, list_shards: Callable[..., Any] = list_shards) -> None:
@@ -185,7 +185,7 @@ class Calls:
         }
 
     async def call(self, function: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a function, on a thread if it would block the event loop."""
+        """Call a function, in a thread if it would block the event loop."""
         called = self.functions[function]
         if inspect.iscoroutinefunction(called):
             return await called(*arguments)
@@ -196,7 +196,7 @@ class Calls:
         called = self.functions[function]
         if not inspect.iscoroutinefunction(called):
             return called(*arguments)
-        with ThreadPoolExecutor(1, "streamload-read") as thread:  # the caller may be in an event loop of its own
+        with ThreadPoolExecutor(1, "streamload-read") as thread:  # the calling thread may run an event loop
             return thread.submit(asyncio.run, self._call_and_close(function, arguments)).result()
 
     async def aclose(self) -> None:

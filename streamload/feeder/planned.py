@@ -1,4 +1,4 @@
-"""Planned rows: a block of the epoch's order, with where each field lies."""
+"""Locate the fields of planned rows: the shard, offset and size of each."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class PlannedRows(NamedTuple):
     """Located rows of consecutive batches.
 
     Attributes:
-        table: where each wanted field lies.
-        keys: the samples' keys, if they are wanted.
-        parts: for each batch the keys of the parts that it reads.
+        table: the places of the fields to read.
+        keys: the samples' keys, if they are to be read.
+        parts: for each batch, the keys of the parts to read.
     """
 
     table: RowTable
@@ -40,15 +40,15 @@ def locate(
     verify: bool,
     fetcher: Fetcher | None = None,
 ) -> PlannedRows:
-    """Look up where the fields of planned rows lie.
+    """Return the places of the fields of planned rows.
 
     Args:
         block: the rows.
-        tables: has every shard of the block.
-        fields: the wanted ones, with or without `SAMPLE_NAMES`; None for all that the samples have, in alphabetical
+        tables: the tables of at least all shards of the block.
+        fields: the fields to read, with or without `SAMPLE_NAMES`; None for all fields of the samples, in alphabetical
             order, and the keys.
         verify: look up the checksums too.
-        fetcher: fetches the parts of some shards.
+        fetcher: fetches the parts of remote and compressed shards.
 
     Raises:
         DatasetIndexError: `verify` is set, and a shard's table has no checksums.
@@ -84,9 +84,9 @@ def locate(
 
 
 class _Group(NamedTuple):
-    """Rows that one table locates: their samples' numbers in the table, and their numbers in the block.
+    """Rows that one table locates: the numbers of their samples in the table, and of the rows in the block.
 
-    The table is that of `shard`, or has the samples of other shards too.
+    The table belongs to `shard`, or is joined from several shards.
     """
 
     table: ShardTable
@@ -112,13 +112,13 @@ def _groups(block: RowBlock, tables: Dataset) -> list[_Group]:
 def _parts(block: RowBlock, located: RowTable, fetcher: Fetcher) -> tuple[list[int], ...]:
     """Return the distinct keys of the parts that each batch reads, in the order of its rows."""
     read = located.read_shards()
-    here = [shard for shard in read if shard not in fetcher.fetched]
+    local = [shard for shard in read if shard not in fetcher.fetched]
     whole = [shard for shard in read if shard in fetcher.compressed]
     keys, needing = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for column in located.columns():
         rows = np.flatnonzero((column.offsets >= 0) & (column.sizes > 0))
-        if here:
-            rows = rows[~np.isin(column.shards[rows], here)]
+        if local:
+            rows = rows[~np.isin(column.shards[rows], local)]
         shards, starts = column.shards[rows], column.offsets[rows]
         first, last = starts // PART_BYTES, (starts + column.sizes[rows] - 1) // PART_BYTES
         if whole:

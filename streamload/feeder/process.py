@@ -1,4 +1,4 @@
-"""The feeder as a process of its own: one asyncio loop, which ends as soon as its trainer is gone."""
+"""Run the feeder in a process of its own, with one asyncio loop, which ends as soon as the trainer is gone."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ def run(sock: socket.socket, trainer: int, early: list[Child]) -> NoReturn:
     """Serve the trainer until it is gone, and end this process.
 
     Args:
-        sock: leads to the trainer.
-        trainer: the number of its process.
-        early: the workers that have been started already.
+        sock: the socket to the trainer.
+        trainer: the number of the trainer's process.
+        early: the workers that were started before this process had threads.
     """
 
     async def serve_and_exit() -> NoReturn:
         await serve(sock, trainer, early)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # asyncio would wait for threads: they may be in the user's code, or wait for a silent storage
+        os._exit(0)  # asyncio would wait for threads, which may run the user's code, or wait for a silent storage
 
     asyncio.run(serve_and_exit())
 
 
 async def serve(sock: socket.socket, trainer: int, early: list[Child]) -> None:
-    """Serve the trainer until it is gone, in a running event loop of any process."""
+    """Serve the trainer until it is gone, in the running event loop."""
     process = _Process(sock, trainer, early)
     await process.ended.wait()
     await process.close()
 
 
 def _load() -> type[Feeder]:
-    """Import what makes the feeder. Called while shards are being listed, which hides the time of the import."""
+    """Import the feeder's class. Called while shards are listed, to hide the time of the import."""
     from streamload.feeder.feeder import Feeder
 
     return Feeder
@@ -86,7 +86,7 @@ class _Process:
             self._feeder.handle(message)
 
     def _answer(self, call: Call, returning: Coroutine[Any, Any, Any]) -> None:
-        """Answer a call when its result is there."""
+        """Send the answer to a call once there is a result."""
 
         async def answer() -> None:
             with Attempt() as attempt:
@@ -95,27 +95,27 @@ class _Process:
                 self._send(Answer(call.number, failure=answer_failure(attempt.error)))
 
         answering = asyncio.create_task(answer())
-        self._answering.add(answering)  # the loop itself holds tasks weakly
+        self._answering.add(answering)  # the event loop holds only a weak reference to it
         answering.add_done_callback(self._answering.discard)
 
     async def _list_shards(self, *arguments: Any) -> Listing:
-        """List shards, and import meanwhile what makes the feeder."""
+        """List shards in a thread, and import the feeder meanwhile."""
         listing = asyncio.ensure_future(asyncio.to_thread(list_shards, *arguments))
         self._loop.call_soon(_load)
         return await listing
 
     def _watch(self, trainer: int) -> None:
-        """Notice the trainer's death even if a process that it forked keeps the socket open. Linux only."""
+        """End with the trainer, even if a process that it forked keeps the socket open. Linux only."""
         try:
             self._pidfd = os.pidfd_open(trainer)
             self._loop.add_reader(self._pidfd, self.ended.set)
-        except ProcessLookupError:  # it is gone already
+        except ProcessLookupError:  # the trainer is gone already
             self.ended.set()
         except (AttributeError, OSError):  # Linux before 5.3, or the trainer is in another container
             pass
 
     def _on_exception(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Report a mistake of ours in a callback: the trainer would wait forever."""
+        """Report an error in a callback, which is a bug: without a report the trainer would wait forever."""
         error = context.get("exception") or RuntimeError(context["message"])
         self._send(Failed(failure_of(naming_the_limit(error))))
 
@@ -131,12 +131,12 @@ class _Process:
 
 
 def _forward_log(send: Callable[[Logged], None]) -> None:
-    """Send what is logged in this process to the trainer instead, from the running event loop."""
+    """Send the log records of this process to the trainer instead, from the running event loop."""
     loop, loops_thread = asyncio.get_running_loop(), threading.get_ident()
 
     def to_trainer(logged: Logged) -> None:
         if threading.get_ident() == loops_thread:
-            send(logged)  # now: what a worker logged comes before the batch that it was making
+            send(logged)  # at once, so that a worker's records precede the batch that it was making
         else:
             loop.call_soon_threadsafe(send, logged)
 

@@ -12,9 +12,9 @@ from streamload.workers.launch import STACK_SIGNAL, Child, start_workers
 
 
 def main(socket_number: int, words_number: int, progress_number: int, trainer: int, workers: int) -> None:
-    """Run a feeder with so many workers for the trainer's process. The first three are descriptors."""
+    """Run a feeder for the trainer's process, with a number of workers. The first three arguments are descriptors."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the trainer had it blocked until here
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the trainer blocked it before the start
     faulthandler.enable(file=words_number)
     faulthandler.register(STACK_SIGNAL, file=words_number)
     raise_descriptor_limit()
@@ -22,7 +22,7 @@ def main(socket_number: int, words_number: int, progress_number: int, trainer: i
     if workers:
         from streamload.workers import worker
 
-        os.write(progress_number, b"\1")  # from here on it is not killed, since it must wait for its workers
+        os.write(progress_number, b"\1")  # the trainer no longer kills this process, which must wait for its workers
         early = start_workers(workers, worker.run)
     from streamload.feeder import process
 

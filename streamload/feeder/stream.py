@@ -1,11 +1,11 @@
-"""The batches of a rank in order, over its epochs: planned, made by tasks, and announced at their turn.
+"""Plan the batches of a rank in order, over its epochs, submit tasks that make them, and announce them in turn.
 
 Nothing here waits or does I/O. The owner calls `pump` after every event (a task done, a batch taken, a worker ready),
 which schedules all that can be scheduled now. So the same code runs in an event loop and in the caller's thread.
 
 - A failed sample travels with its batch; the loop raises the error, or leaves the sample out, at the batch's turn.
-- A shard that cannot be read ends the epoch when the next batch needs it and those before have been made: `pump`
-  raises. Retries belong to the storage and to the pool.
+- A shard that cannot be read ends the epoch: `pump` raises once all batches before it have been made. Retries belong to
+  the storage and to the pool.
 - The pool handles the death of a worker.
 """
 
@@ -44,24 +44,25 @@ from streamload.tar.scan import ShardTable
 from streamload.totals import Totals
 from streamload.workers.pool import Pool
 
-SCANNED_TOGETHER, _SCANNED_TOGETHER_BYTES = 16, 4 << 20
-"""The most shards of one task, and their bytes: some milliseconds, so that all workers share what is waiting."""
-
-# So much of a shard whose turn has not come is scanned at once, or all of it, since a task has a cost of its own.
+# The most local shards that one task scans, and their bytes: some milliseconds, so that all workers get scans.
+_SCANNED_TOGETHER, _SCANNED_TOGETHER_BYTES = 16, 4 << 20
+# The fewest bytes of an arriving shard that a task scans before the shard's turn, since each task has a cost.
 _ARRIVING_BYTES = 4 * PART_BYTES
-# What a shard counts for that is compressed, or before the first answer has stated its size.
+# The parts that a scan is assumed to need if its shard is compressed, or of unknown size before the first response.
 _GUESSED_PARTS = 4
+# Local shards scanned ahead of the plan.
 _LOCAL_SCANS_AHEAD = 4
-# The most rows of a run of batches, and the rows of a block of the plan.
+# The most rows of a task, and of a block of the plan.
 _MAX_RUN_ROWS = 16_384
+# The most rows planned ahead of the next batch.
 _MOST_LOOKAHEAD_ROWS = 1 << 17
-# A shorter task costs more than it saves: a message wakes a worker and the feeder, with cold caches.
-_RUN_S = 0.030
-_RUN_BYTES = 20 << 20
+# The aim for a task's time, and its most bytes. Shorter tasks cost more: each wakes a worker and the feeder.
+_RUN_S, _RUN_BYTES = 0.030, 20 << 20
+# The most batches of all tasks in flight, if tasks have several batches.
 _BATCHES_IN_FLIGHT = 512
-# How often the trainer acknowledges, while it takes as many batches as may be outstanding.
+# Acknowledgements by the trainer for as many batches as may be outstanding.
 _MESSAGES_PER_WINDOW = 5
-# Half of the slots kept for a trainer that has not released them yet.
+# Half of the slots that are kept for a trainer that has not released them yet.
 _MOST_UNACKNOWLEDGED = 64
 _ENDLESS = 1 << 62
 _NO_SLOT = -1
@@ -81,21 +82,23 @@ class Engine(NamedTuple):
 
 
 class BatchStream:
-    """Makes the epoch that the trainer has requested, and begins the next one before it is requested.
+    """Make the epoch that the trainer has requested, and begin the next one before it is requested.
 
-    The first batches of the next epoch are made while the last ones of the current one are used, and announced when it
-    is requested. A trainer that starts elsewhere has them dropped. A failure in the next epoch is met again when that
-    epoch is requested.
+    The first batches of the next epoch are made while the trainer uses the last batches of the current one, and
+    announced when that epoch is requested. If the trainer requests another epoch, they are dropped. A failure in the
+    next epoch is met again once it is requested.
 
-    A trainer may leave its epoch, or request another one: all batches that were not announced are abandoned.
+    If the trainer leaves its epoch, or requests another one, all batches that were not announced are abandoned.
 
-    `send_ready` announces batches of the requested epoch, and whether they end it. `works_ahead=False` never begins an
-    epoch before it is requested.
+    Args:
+        engine: the parts of the feeder.
+        send_ready: announces batches of the requested epoch; True with the last ones.
+        works_ahead: begin the next epoch before it is requested.
 
     Attributes:
         requested: the epoch that was requested last.
-        untaken: how many batches were announced that the trainer has not taken.
-        tasks: the batches that are being made, by task; those of abandoned epochs hold what they read until they end.
+        untaken: the number of announced batches that the trainer has not taken.
+        tasks: the batches that are being made, by task. Tasks of abandoned epochs hold their parts until they end.
     """
 
     def __init__(self, engine: Engine, send_ready: SendReady, *, works_ahead: bool) -> None:
@@ -105,14 +108,14 @@ class BatchStream:
         self._task_size = TaskSize(engine)
         self.requested: EpochStart | None = None
         self._in_progress = False  # not all of the requested epoch has been announced
-        self._ahead: Lookahead | None = None  # of the requested epoch, then of the next
-        self._batches: deque[Batch] = deque()  # that have a task and have not been announced, in order
+        self._ahead: Lookahead | None = None  # plans the requested epoch, then the next one
+        self._batches: deque[Batch] = deque()  # in order, from their task until they are announced
         self.untaken = 0
         self.tasks: dict[int, list[Batch]] = {}
 
     @property
     def awaited(self) -> bool:
-        """Return True if the trainer probably waits; its acknowledgements may be late."""
+        """Return True if the trainer probably waits, as far as its last acknowledgement tells."""
         return self._in_progress and self.untaken <= self.acknowledge_after
 
     @property
@@ -124,7 +127,7 @@ class BatchStream:
 
     @property
     def blocked(self) -> bool:
-        """Return True if the requested epoch needs more resident bytes, which the loop cannot free by taking batches.
+        """Return True if the requested epoch waits for bytes, and no task or loop can free memory for them.
 
         Raises the error of a failed fetch.
         """
@@ -133,7 +136,7 @@ class BatchStream:
 
     @property
     def acknowledge_after(self) -> int:
-        """Return the number of batches that the trainer may take before it acknowledges."""
+        """Return the number of batches that the trainer may take before it acknowledges them."""
         return min(max(1, self._task_size.batches()[1] // _MESSAGES_PER_WINDOW), _MOST_UNACKNOWLEDGED)
 
     def request(self, start: EpochStart) -> None:
@@ -144,7 +147,7 @@ class BatchStream:
         self.requested, self._in_progress = self._ahead.start, True
 
     def abandon(self, number: int) -> None:
-        """Abandon the epoch that was requested as this pass, if it has not ended."""
+        """Abandon the pass of this number, if it has not ended."""
         if self._in_progress and self.requested is not None and self.requested.number == number:
             self.stop()
 
@@ -175,11 +178,11 @@ class BatchStream:
             fetcher.notify()
         if done is not None and done.batches:
             self._task_size.learn(done)
-            for batch, made in zip(batches, done.batches, strict=True):
-                batch.done = made
+            for batch, batch_done in zip(batches, done.batches, strict=True):
+                batch.done = batch_done
 
     def pump(self) -> None:
-        """Announce what is ready, and schedule what can be scheduled.
+        """Announce all batches that are ready, and schedule all that can be scheduled.
 
         Raises:
             StreamloadError: a shard of the requested epoch cannot be read, and every batch before it has been made.
@@ -196,21 +199,21 @@ class BatchStream:
         self._announce()
 
     def _planning(self) -> Lookahead | None:
-        """Return what plans the requested epoch; None once all of its batches have a task."""
+        """Return the lookahead of the requested epoch; None once all batches have a task."""
         ahead = self._ahead
         if not self._in_progress or ahead is None or ahead.start is not self.requested or ahead.exhausted:
             return None
         return ahead
 
     def _announce(self) -> None:
-        """Announce the batches at the head of the requested epoch that are done, and its end."""
+        """Announce the requested epoch's next batches that are done, and its end."""
         while self._in_progress:
             start, ready = self.requested, list[ReadyBatch]()
             assert start is not None
-            coming = self._batches
-            while coming and coming[0].start is start and coming[0].done is not None and len(ready) < MAX_DESCRIPTORS:
-                ready.append(self._ready(coming.popleft()))
-            last = self._planning() is None and not (coming and coming[0].start is start)
+            queue = self._batches
+            while queue and queue[0].start is start and queue[0].done is not None and len(ready) < MAX_DESCRIPTORS:
+                ready.append(self._ready(queue.popleft()))
+            last = self._planning() is None and not (queue and queue[0].start is start)
             if not ready and not last:
                 return
             self.untaken += len(ready)
@@ -218,7 +221,7 @@ class BatchStream:
             self._send_ready(ready, last)
 
     def _submit_run(self) -> bool:
-        """Submit a task of consecutive batches of one block; False if none can be scheduled now."""
+        """Submit a task of consecutive batches of one block, or begin the next epoch. Return False if it cannot."""
         run, most_outstanding = self._task_size.batches()
         ahead, batches = self._ahead, list[Batch]()
         if ahead is None or len(self._batches) + self.untaken + run > most_outstanding:
@@ -230,7 +233,7 @@ class BatchStream:
                     break
         except StreamloadError:
             if not batches and not self.tasks:
-                raise  # else it is met again when the batches before have been made
+                raise  # else `take` raises it again once the earlier batches have been made
         if not batches:
             begins_next = self._works_ahead and ahead.exhausted and ahead.start is self.requested
             if begins_next:
@@ -272,15 +275,17 @@ class BatchStream:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A planned batch; it has a slot while it is running, unless it was dropped, and `done` is the worker's answer.
+    """A planned batch.
 
     Attributes:
-        start: its epoch.
-        planned: the block of rows that it belongs to.
-        rows: its first row in the block, and their end.
-        end: the position in the epoch's order after its last sample.
-        parts: the keys of the parts that it reads.
-        finished: for the last batch of a block the shards that no later block needs.
+        start: the epoch.
+        planned: the block of rows that contains the batch.
+        rows: the first row of the batch in the block, and the end of its rows.
+        end: the position in the epoch's order after the last sample.
+        parts: the keys of the parts to read.
+        finished: for the last batch of a block, the shards that no later block needs.
+        slot: set when the batch has a task, and removed if it is dropped.
+        done: the worker's answer.
     """
 
     start: EpochStart
@@ -294,7 +299,7 @@ class Batch:
 
 
 class TaskSize:
-    """Chooses how many batches make a task, by what the tasks before have cost."""
+    """Choose how many batches make a task, from the costs of earlier tasks."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -303,33 +308,32 @@ class TaskSize:
         shards_at_once = max(1, descriptor_limit() // SCHEDULED_SHARDS_SHARE)
         has_more = len(engine.tables.counts) > shards_at_once
         self._most_run_rows = min(shards_at_once, _MAX_RUN_ROWS) if has_more else _MAX_RUN_ROWS
-        self._row_s = 0.0  # of a worker; 0 if unknown
-        self._slot_bytes = 1  # of the largest batch until now
+        self._row_s = 0.0  # the time of a worker for a row; 0 if unknown
+        self._slot_bytes = 1  # the size of the largest batch until now
 
     def learn(self, done: RowsDone) -> None:
         """Record the costs of a finished task."""
         row_s = (done.costs.decode + done.costs.transform + done.costs.collate) / max(1, done.rows)
         self._row_s = 0.7 * self._row_s + 0.3 * row_s if self._row_s else row_s
-        self._slot_bytes = max(self._slot_bytes, *[made.size_bytes for made in done.batches])
+        self._slot_bytes = max(self._slot_bytes, *[batch.size_bytes for batch in done.batches])
 
     def batches(self) -> tuple[int, int]:
         """Return how many batches make a task, and how many may be in flight or wait for the loop.
 
-        A task takes about thirty milliseconds, or one batch if that takes longer, and at most 20 MiB. Each worker has a
-        current task and one waiting, so more than `prefetch_batches` are in flight if batches are small, or workers
-        many.
+        A task takes about thirty milliseconds and at most 20 MiB, but has at least one batch. Each worker has a current
+        task and a waiting one, so more than `prefetch_batches` are in flight if batches are small, or workers many.
         """
         settings, batch_rows = self._engine.settings, self._batch_rows
         tasks, most, run = self._engine.pool.capacity + 2, self._engine.slots.most_in_flight, 1
         if self._row_s:
             by_time = int(min(_RUN_S / (self._row_s * batch_rows), _BATCHES_IN_FLIGHT // tasks))
             run = max(1, min(by_time, _RUN_BYTES // self._slot_bytes, self._most_run_rows // batch_rows))
-        # A run waits until all of it fits, and the loop has not acknowledged up to a fifth of what is outstanding.
+        # Half at most: a task waits until all its batches fit, and the trainer acknowledges late.
         return min(run, max(1, most // 2)), min(max(settings.prefetch_batches, run * tasks), most)
 
 
 class Lookahead:
-    """Yields the batches of an epoch, each as soon as its bytes are resident.
+    """Plan the batches of an epoch, and return each as soon as its bytes are resident.
 
     One block of rows at a time is planned for a local dataset. If bytes must be fetched, further blocks are planned
     while the fetcher has too few requests to be busy. The parts that a batch has used are held until the plan has
@@ -357,10 +361,10 @@ class Lookahead:
         self._blocks: deque[tuple[RowBlock, list[int]]] = deque()
         self._planned: deque[Batch] = deque()
         self._held: set[int] = set()
-        self._block_rows = FIRST_BLOCK_ROWS  # so that the first batch comes soon
+        self._block_rows = FIRST_BLOCK_ROWS  # few at first, so that the first batch comes soon
         self._finished: list[int] = []
         self._planned_all = False
-        if self._fetcher is not None:  # scans may have kept parts since the pass before, whose order is another
+        if self._fetcher is not None:  # scans may have kept parts for the order of the previous pass
             self._fetcher.window.unkeep_all()
 
     @property
@@ -379,24 +383,24 @@ class Lookahead:
         """Remove and return the next batch; None at the end, or while its bytes are not resident.
 
         Raises:
-            StreamloadError: it cannot come; so does the next call, as long as that is so.
+            StreamloadError: the batch cannot be made; later calls raise it again, until the cause is gone.
         """
         if not self._planned or self._fetcher is not None:
             with Attempt() as attempt:
                 self._look_ahead()
             if attempt.error is not None and not self._planned:
-                raise attempt.error  # while batches are planned, the error can wait: the next call raises it again
+                raise attempt.error  # else planned batches come first, and a later call meets the error again
         if not self._planned or (self._fetcher is not None and self.blocked):
             return None
         batch = self._planned.popleft()
         self._hold(batch.parts)
         self._finished += batch.finished or ()
         if self.exhausted:
-            self.close()  # what is fetched from now on is for the next epoch
+            self.close()  # the next epoch gets the room
         return batch
 
     def release_finished(self) -> None:
-        """Close the shards that no later batch needs. Call it when all batches that were taken have their tasks."""
+        """Close the shards that no later batch needs. All batches that were taken must have tasks."""
         finished, self._finished = self._finished, []
         if finished:
             finished = self._tables.with_sidecars(finished)
@@ -405,7 +409,7 @@ class Lookahead:
                 self._fetcher.finish(finished)
 
     def close(self) -> None:
-        """Cancel everything but the batches already taken. Idempotent."""
+        """Cancel everything but the batches that were taken. Idempotent."""
         self._planned_all = True
         if self._fetcher is not None:
             for batch in self._planned:
@@ -435,13 +439,13 @@ class Lookahead:
         )
 
     def _plan_block(self) -> bool:
-        """Plan the next block of rows; False while counts are missing, and at the end."""
+        """Plan the next block of rows; return False while counts are missing, and at the end."""
         scans = self._engine.scans
         while missing := self._missing():
             scans.request(missing)
             if not self._planned:
-                raise_first(scans.errors, missing[:1])  # the first is needed for certain
-            if self._missing() == missing:  # none of them is in an index that was read just now
+                raise_first(scans.errors, missing[:1])  # only the first shard is certainly needed
+            if self._missing() == missing:  # else `request` has found counts in an index
                 scans.put_first(missing[0])
                 self._release_passed()
                 self._scan_ahead()
@@ -462,19 +466,19 @@ class Lookahead:
         return True
 
     def _missing(self) -> list[int]:
-        return self._plan.missing(SCANNED_TOGETHER * self._engine.pool.capacity)
+        return self._plan.missing(_SCANNED_TOGETHER * self._engine.pool.capacity)
 
     def _scan_ahead(self) -> None:
-        """Scan some shards before the plan comes to them."""
+        """Request scans of some shards before the plan comes to them."""
         scans = self._engine.scans
         if not self._tables.counts.complete:
             most = _LOCAL_SCANS_AHEAD if self._fetcher is None else SCANNED_SHARDS
             scans.request(itertools.islice(self._scan_order, max(0, most - len(scans.requested))))
 
     def _locate_block(self) -> bool:
-        """Locate the rows of the first block; False while tables are missing.
+        """Locate the rows of the first block; return False while tables are missing.
 
-        If one of its tables cannot be had, the block is halved, so that the batches before that still come.
+        If a table cannot be read, the block is halved, so that the batches that do not need it still come.
         """
         (block, finished), fetcher, settings = self._blocks[0], self._fetcher, self._engine.settings
         with Attempt() as attempt:
@@ -482,7 +486,7 @@ class Lookahead:
                 return False
             planned = locate(block, self._tables, settings.fields, verify=settings.verify, fetcher=fetcher)
         if attempt.error is None:
-            self._blocks.popleft()  # only now: what has failed must fail again on the next call
+            self._blocks.popleft()  # only now, so that a failed block fails again on the next call
             rows = itertools.pairwise(block.batch_edges.tolist())
             batches = zip(rows, block.ends.tolist(), planned.parts, strict=True)
             self._planned += [Batch(self.start, planned, *batch) for batch in batches]
@@ -500,10 +504,10 @@ class Lookahead:
         self._blocks.extendleft([(block.batches(middle, end), finished), (block.batches(0, middle), [])])
         return True
 
-    # -- what the epoch holds --------------------------------------------------------------------------------------
+    # -- parts that the epoch holds --------------------------------------------------------------------------------
 
     def _hold(self, keys: list[int]) -> None:
-        """Hold the parts of the next batch until it is made, and for this epoch until they are passed."""
+        """Hold parts for a batch until it is made, and for the epoch until the plan has passed their samples."""
         if self._fetcher is not None:
             window = self._fetcher.window
             window.hold(keys)
@@ -514,7 +518,7 @@ class Lookahead:
             self._held.update(new)
 
     def _release_passed(self) -> None:
-        """Release what no later row needs, now that the plan has gone on."""
+        """Release the parts that the plan has passed."""
         if self._fetcher is not None:
             window = self._fetcher.window
             passed, unkept = self._passed(self._held), self._passed(window.kept)
@@ -526,7 +530,7 @@ class Lookahead:
                 self._fetcher.notify()
 
     def _passed(self, keys: Iterable[int]) -> list[int]:
-        """Return the parts that no row that is yet to be planned needs, as far as is known."""
+        """Return the parts that are not needed by rows yet to be planned, as far as is known."""
         passed = []
         for shard, of_shard in itertools.groupby(sorted(keys), key=lambda key: shard_and_number(key)[0]):
             needed = list(self._needed(shard))
@@ -537,7 +541,7 @@ class Lookahead:
         return passed
 
     def _needed(self, shard: int) -> Iterator[tuple[int, int]]:
-        """Yield stretches `[start, end)` of a shard's bytes that hold those of the rows that are yet to be planned."""
+        """Yield byte ranges `[start, end)` of a shard that contain its rows yet to be planned."""
         tables, fetcher = self._tables, self._fetcher
         samples = tables.stretches(shard, self._plan.unpassed(tables.listing.owner(shard)))
         table = tables.at_hand(shard)
@@ -553,27 +557,27 @@ class Lookahead:
 
 
 def _extent(table: ShardTable, first: int, end: int) -> tuple[int, int]:
-    """Return the first byte of consecutive samples, and their end."""
+    """Return the first byte of consecutive samples, and the end of the last one."""
     member, last = int(table.sample_start[first]), int(table.sample_start[end]) - 1
     return int(table.member_offset[member]), int(table.member_offset[last] + table.member_size[last])
 
 
 class Scans:
-    """Finds the counts of shards: in an index, or by a scan.
+    """Find the number of samples of shards, in an index or by a scan.
 
-    Local shards are scanned as a whole, small ones together, by one task. One that must be fetched is scanned piece by
-    piece, one scan at a time, as the parts come that `feed` requests.
+    A task scans a local shard as a whole, or several small ones. A shard that must be fetched is scanned piece by
+    piece, one scan at a time, as its parts arrive; `feed` requests them.
 
     Args:
-        tables: of the shards.
-        fetcher: fetches some shards.
-        keeps: what was scanned is kept while there is room, since rows of it come next.
+        tables: receives the counts and tables.
+        fetcher: fetches the parts of remote and compressed shards.
+        keeps: keep scanned parts while there is room, because their rows come next.
 
     Attributes:
-        requested: the shards whose counts are requested and not known yet, or cannot be known.
-        errors: why shards cannot be scanned.
-        numbers: of all tasks of a pool.
-        in_flight: the parts that each scan in flight holds, by its number.
+        requested: the shards whose counts are requested but not known, including failed shards.
+        errors: the error of each shard that cannot be scanned.
+        numbers: the numbers of all tasks of a pool, to draw the next one from.
+        in_flight: the parts that each scan in flight holds, by the task's number.
     """
 
     def __init__(self, tables: Dataset, fetcher: Fetcher | None, *, keeps: bool) -> None:
@@ -615,18 +619,18 @@ class Scans:
             arriving.turn = next(self._first_turns)
             self._arriving.move_to_end(shard, last=False)
 
-    # -- what scans need -------------------------------------------------------------------------------------------
+    # -- needs -----------------------------------------------------------------------------------------------------
 
     def feed(self) -> bool:
-        """Request the parts that scans need now, those of the first shards first; they stay until they are scanned.
+        """Request the parts that scans need next, in the order of the shards.
 
         Returns:
-            True if a shard has failed, since a part of it cannot be fetched.
+            True if a shard has failed, because a part cannot be fetched.
         """
         fetcher, failed = self._fetcher, False
         if fetcher is None or not self._arriving:
             return False
-        # Shards that come later must not take the room of those that come first.
+        # A bound, so that later shards do not take the room of earlier ones.
         left = max(1, min(SCANNED_PARTS, fetcher.window.budget_bytes // SCANNED_PARTS_SHARE // PART_BYTES))
         for shard, arriving in list(itertools.islice(self._arriving.items(), SCANNED_PARTS)):  # thousands may follow
             if left <= 0:
@@ -641,15 +645,15 @@ class Scans:
             self._request_parts(shard, arriving, parts)
             with Attempt() as attempt:
                 fetcher.window.are_present([part_key(shard, number) for number in parts])
-            if attempt.error is not None and not arriving.in_flight:  # else it is met again when that scan is done
+            if attempt.error is not None and not arriving.in_flight:  # else the error is met again after the scan
                 self.fail(shard, attempt.error)
                 failed = True
         return failed
 
     def _request_parts(self, shard: int, arriving: _Arriving, parts: range) -> None:
-        """Need these parts of a shard, and no others."""
+        """Request these parts of a shard, and withdraw earlier requests for others."""
         if self._fetcher is None or arriving.parts == parts:
-            return  # to notify the fetcher would wake it, and `feed`, without end
+            return  # without `notify`, which would wake the fetcher, and then `feed`, endlessly
         before, arriving.parts = set(arriving.parts or ()), parts
         window = self._fetcher.window
         for key in [part_key(shard, number) for number in before.difference(parts)]:
@@ -663,9 +667,9 @@ class Scans:
     # -- tasks -----------------------------------------------------------------------------------------------------
 
     def submit_next(self, pool: Pool) -> bool:
-        """Submit the next scan; False if there is none, or its bytes are not resident.
+        """Submit the next scan; return False if there is none, or its bytes are not resident.
 
-        A shard that cannot be opened has failed, and the others are scanned without it.
+        A shard that cannot be opened has failed; other shards of the task are queued again.
         """
         task = self._next_whole() if self._waiting else self._next_piece()
         if task is None:
@@ -685,10 +689,10 @@ class Scans:
         return True
 
     def _next_whole(self) -> ScanTask:
-        """Return a task for the next shards to scan as a whole: several small ones, since each task has a cost."""
+        """Return a task for the next local shard, or for several small ones, since each task has a cost."""
         shards = [self._waiting.popleft()]
         left_bytes = _SCANNED_TOGETHER_BYTES - self._tables.listing.shard(shards[0]).bytes
-        while self._waiting and len(shards) < SCANNED_TOGETHER:
+        while self._waiting and len(shards) < _SCANNED_TOGETHER:
             left_bytes -= self._tables.listing.shard(self._waiting[0]).bytes
             if left_bytes < 0:
                 break
@@ -698,7 +702,7 @@ class Scans:
         return task
 
     def _next_piece(self) -> ScanTask | None:
-        """Return a task for the first shard with enough bytes; its parts are held until the task is done."""
+        """Return a task for the first shard with enough bytes, whose parts are held until the task is done."""
         for number, (shard, arriving) in enumerate(itertools.islice(self._arriving.items(), SCANNED_PARTS)):
             if self._fetcher is None or arriving.in_flight or arriving.parts is None:
                 continue
@@ -716,14 +720,14 @@ class Scans:
     def on_done(self, done: ScanDone) -> None:
         """Record the result of a scan. Raises DatasetIndexError if an index is damaged."""
         self._end(done.number)
-        for found in done.found:
-            shard, piece = found.shard, found.piece
-            if found.failure is not None:
-                self.fail(shard, error_from(found.failure))
+        for result in done.found:
+            shard, piece = result.shard, result.piece
+            if result.failure is not None:
+                self.fail(shard, error_from(result.failure))
             elif piece is None:
                 self._forget(shard)
-                assert found.table is not None
-                self._tables.add(shard, found.table)
+                assert result.table is not None
+                self._tables.add(shard, result.table)
             else:
                 if piece.needs is None or shard not in self._arriving:
                     self._forget(shard)
@@ -732,19 +736,19 @@ class Scans:
                 self._tables.add_piece(shard, piece)
 
     def _end(self, number: int) -> None:
-        held = self.in_flight.pop(number, None)
-        if held and self._fetcher is not None:
-            self._fetcher.window.release(held)
+        keys = self.in_flight.pop(number, None)
+        if keys and self._fetcher is not None:
+            self._fetcher.window.release(keys)
             self._fetcher.notify()
 
     def fail(self, shard: int, error: Exception) -> None:
-        """Mark a shard as failed; it is not scanned again before `retry_failed`."""
+        """Mark a shard as failed; it is not scanned again until `retry_failed`."""
         self._forget(shard)
         self.requested.add(shard)
         self.errors[shard] = error
 
     def retry_failed(self) -> None:
-        """Forget failures, so that their shards are scanned when they are requested again."""
+        """Clear errors, so that failed shards are scanned when they are requested again."""
         self.requested -= self.errors.keys()
         self.errors.clear()
 
@@ -760,9 +764,9 @@ class _Arriving:
     """A shard that is scanned while it arrives.
 
     Attributes:
-        turn: orders the shards as they were requested; below 0 if one was put first.
-        in_flight: a scan of it is in flight.
-        parts: those that are requested for its scans; None before `feed` comes to it.
+        turn: the order in which shards were requested; negative for a shard that was put first.
+        in_flight: a scan of the shard is in flight.
+        parts: the parts that are requested for its scans; None before `feed` has come to the shard.
     """
 
     turn: int
