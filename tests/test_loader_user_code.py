@@ -426,7 +426,7 @@ def test_what_cannot_be_sent_to_workers_is_named(source: str, given: Callable[[A
         return next(numbers)
 
     with loader_of(source, abs, **given(following)) as loader:
-        said = rf"^{re.escape(name)} cannot be sent to the workers, .* \(cannot pickle 'generator' object\); create that object"
+        said = rf"^{re.escape(name)} cannot be sent to the workers, .* \(cannot pickle 'generator' object\); create"
         with pytest.raises(TypeError, match=said):
             iter(loader)
 

@@ -1,4 +1,4 @@
-"""A channel for an event loop; a separate module, since workers do not import asyncio."""
+"""Send messages over a socket from an event loop; a separate module, since workers do not import asyncio."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class AsyncChannel:
     Args:
         sock: owned by the channel.
         on_message: called with every message and its descriptors.
-        on_lost: called once when the other end is gone; not after `close()`.
+        on_lost: called once if the other end is gone; not after `close()`.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class AsyncChannel:
         self._loop.add_reader(sock, self._read)
 
     def send(self, message: Any, descriptors: Sequence[int] = (), *, close: bool = False) -> None:
-        """Send without waiting; the rest follows when the socket has room.
+        """Send without waiting; bytes beyond the socket's buffer are sent later.
 
         Args:
             message: any picklable object.
@@ -71,7 +71,7 @@ class AsyncChannel:
             except BlockingIOError:
                 self._loop.add_writer(self._socket, self._write)
                 return
-            except OSError:  # with any other error too nothing behind this message would ever arrive
+            except OSError:  # the rest of the stream could not be read without this message
                 self._lose()
                 return
             _close_all(descriptors)
@@ -87,14 +87,14 @@ class AsyncChannel:
         except BlockingIOError:
             return
         self._frames.feed(data, ancillary)
-        while not self._closed and (taken := self._frames.take()) is not None:
-            self._on_message(*taken)
+        while not self._closed and (message := self._frames.take()) is not None:
+            self._on_message(*message)
         if not data and not self._closed:
             self._lose()
 
     def _lose(self) -> None:
         self.close()
-        # Later, not now: the caller may be in the middle of handing out work to this very channel.
+        # Later, since the caller may be sending a task on this channel.
         self._loop.call_soon(self._on_lost)
 
 

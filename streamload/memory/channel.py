@@ -1,4 +1,4 @@
-"""Send messages with descriptors over a Unix socket between our own processes.
+"""Send messages with descriptors over a Unix socket between streamload's own processes.
 
 A message is a pickle after a header with its length and its number of descriptors. Pickles are safe here: this library
 started both processes, and nothing from the data travels unparsed.
@@ -26,7 +26,7 @@ MAX_DESCRIPTORS = 64
 
 _HEADER = struct.Struct("<QI")
 _READ_BYTES = 1 << 16
-_LEAST_TIMEOUT_S = 1e-6  # a socket takes 0 for "do not wait at all", which is another error
+_LEAST_TIMEOUT_S = 1e-6  # a timeout of 0 would make the socket non-blocking, which raises another error
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
@@ -34,7 +34,7 @@ Message = tuple[Any, list[int]]
 
 
 class Frames:
-    """Splits received bytes and descriptors into messages."""
+    """Split received bytes and descriptors into messages."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -53,7 +53,8 @@ class Frames:
         """Return the next complete message with its descriptors, if any.
 
         Raises:
-            WorkerError: loading its content exits the process.
+            WorkerError: loading the message would exit the process.
+            OSError: the process has too many open files for the descriptors.
         """
         if len(self._bytes) < _HEADER.size:
             return None
@@ -62,8 +63,8 @@ class Frames:
         if len(self._bytes) < end:
             return None
         if len(self._descriptors) < count:
-            # The kernel drops what the receiver has no room for, and says so only in a flag.
-            raise OSError(errno.EMFILE, "too many open files to take shared memory; raise the limit (ulimit -n)")
+            # The kernel drops descriptors beyond the receiver's limit.
+            raise OSError(errno.EMFILE, "too many open files to receive shared memory; raise the limit (ulimit -n)")
         with memoryview(self._bytes) as view:
             try:
                 message = pickle.loads(view[_HEADER.size : end])
@@ -83,8 +84,8 @@ def refused_exit(error: SystemExit) -> WorkerError:
     frames = traceback.extract_tb(error.__traceback__)
     at = next((each for each in reversed(frames) if each.name == "<module>"), frames[-1])
     return WorkerError(
-        f"{at.filename} exits in line {at.lineno} (SystemExit: {error}) in another process, which loads what a "
-        "loader is given, such as a transform or filesystem=: exit, and parse arguments, only in functions that are "
+        f"{at.filename} exits in line {at.lineno} (SystemExit: {error}) in another process, which loads the loader's "
+        "arguments, such as a transform or filesystem=: exit, and parse arguments, only in functions that are "
         'called later, or under `if __name__ == "__main__":`'
     )
 
@@ -92,13 +93,13 @@ def refused_exit(error: SystemExit) -> WorkerError:
 def frame(message: Any, descriptors: Sequence[int]) -> bytes:
     """Encode a message."""
     if len(descriptors) > MAX_DESCRIPTORS:
-        raise ValueError(f"{len(descriptors)} descriptors with one message; at most {MAX_DESCRIPTORS} may go")
+        raise ValueError(f"{len(descriptors)} descriptors with one message; the limit is {MAX_DESCRIPTORS}")
     payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _HEADER.pack(len(payload), len(descriptors)) + payload
 
 
 def read_from(sock: socket.socket, *, wait: bool = True) -> tuple[bytes, list[tuple[int, int, bytes]]]:
-    """Read data and ancillary data; nothing at the end of the stream.
+    """Read data and ancillary data; both are empty at the end of the stream.
 
     Raises:
         BlockingIOError: nothing has arrived, without `wait`.
@@ -126,7 +127,7 @@ class Channel:
             self._socket.sendall(data[sent:])
 
     def send_all(self, messages: Sequence[Any]) -> None:
-        """Send messages at once. Raises OSError if the other end is gone."""
+        """Send messages by one call. Raises OSError if the other end is gone."""
         self._socket.sendall(b"".join(frame(message, ()) for message in messages))
 
     def receive(self, timeout_s: float | None = None) -> Message:
@@ -134,29 +135,28 @@ class Channel:
 
         Raises:
             EOFError: the other end is gone.
-            TimeoutError: no whole message came in time.
-            WorkerError: loading its content exits the process.
-            OSError: too many open files for the descriptors.
+            TimeoutError: no complete message arrived in time.
+            WorkerError, OSError: as for `Frames.take`.
         """
         deadline_s = None if timeout_s is None else monotonic() + timeout_s
-        while (taken := self._frames.take()) is None:
-            if deadline_s is not None:  # of the whole message: what comes in drops does not extend it
+        while (message := self._frames.take()) is None:
+            if deadline_s is not None:  # for the whole message, however slowly its bytes arrive
                 self._socket.settimeout(max(_LEAST_TIMEOUT_S, deadline_s - monotonic()))
             try:
                 self._read(wait=True)
             finally:
                 if deadline_s is not None:
                     self._socket.settimeout(None)
-        return taken
+        return message
 
     def receive_now(self) -> Message | None:
-        """Return the next message if all of it has arrived, else None. Raises what `receive` raises."""
-        while (taken := self._frames.take()) is None:
+        """Return the next message if it has arrived completely, else None. Raises what `receive` raises."""
+        while (message := self._frames.take()) is None:
             try:
                 self._read(wait=False)
             except BlockingIOError:
                 return None
-        return taken
+        return message
 
     def _read(self, *, wait: bool) -> None:
         data, ancillary = read_from(self._socket, wait=wait)

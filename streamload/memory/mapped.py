@@ -1,6 +1,6 @@
-"""Map shared memory, which is unmapped with its last view.
+"""Map shared memory until its last view is gone, and read ranges of files.
 
-Uses the C library's `mmap`, since Python's keeps a descriptor open while the mapping lives.
+Uses the C library's `mmap`, since Python's keeps a descriptor open as long as the mapping.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 """Raw memory; every view keeps the mapping alive."""
 
-# Reading as many unwanted bytes takes no longer than another call: both take a microsecond or two.
+# Maximum unneeded bytes to read between two ranges: they take a microsecond or two, as long as another call.
 _GAP_BYTES = 16 << 10
 
-# Before the first place, since numbers are read with some bytes before them.
+# Unused bytes before the first range, since numbers are read together with bytes before them.
 _LEAD_BYTES = 64
 
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -50,7 +50,7 @@ def map_memory(descriptor: int, size_bytes: int, *, writable: bool) -> Bytes:
     array = np.frombuffer(buffer_type.from_address(address), np.uint8)
     if not writable:
         array.flags.writeable = False
-    # At exit the kernel unmaps; running munmap then would pull memory from under threads that still read it.
+    # Not at exit: threads may still read the memory, and the kernel unmaps it.
     weakref.finalize(array, _libc.munmap, address, size_bytes).atexit = False
     return array
 
@@ -69,10 +69,10 @@ def read_fully(descriptor: int, target: memoryview, start: int) -> int:
 def gather(
     descriptor: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> tuple[Bytes, NDArray[np.int64]] | None:
-    """Read n >= 1 ranges of a file; neighbours are read together.
+    """Read n >= 1 ranges of a file; neighbouring ranges are read together.
 
     Args:
-        descriptor: of the file.
+        descriptor: the file's descriptor.
         offsets: int64[n], in bytes.
         sizes: int64[n], in bytes.
 
@@ -90,8 +90,8 @@ def gather(
     view, preadv = memoryview(memory.data), os.preadv
     for start, begin, end in zip(run_starts.tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         count = preadv(descriptor, [view[begin:end]], start)
-        lacking = end - begin - count
-        if lacking and read_fully(descriptor, view[begin + count : end], start + count) < lacking:
+        missing = end - begin - count
+        if missing and read_fully(descriptor, view[begin + count : end], start + count) < missing:
             return None
     places = np.empty_like(offsets)
     places[order] = starts + np.repeat(edges[:-1] - run_starts, np.diff(np.append(first, len(starts))))

@@ -33,12 +33,12 @@ _PAGE_BYTES = 4096
 
 
 def round_up(size_bytes: int, unit_bytes: int = _PAGE_BYTES) -> int:
-    """Return the least multiple of `unit_bytes` that is at least `size_bytes` and one unit."""
+    """Round up to a multiple of `unit_bytes`, at least one unit."""
     return max(1, -(-size_bytes // unit_bytes)) * unit_bytes
 
 
 class MappedSlots:
-    """Maps the slots that this process fills."""
+    """Map the slots that this process fills."""
 
     def __init__(self) -> None:
         self._descriptors: dict[int, int] = {}
@@ -75,20 +75,20 @@ class MappedSlots:
 
 
 class SlotPool:
-    """Allocates slots and tracks their use. Never waits.
+    """Allocate slots and track their use. Never waits.
 
-    A slot's life: `take` (workers fill it), `announce` (the trainer gets its batch), `note_taken` (the loop has the
-    batch), `note_released` (no view is left; free again). Workers get duplicates of its descriptor; the trainer maps it
-    and closes it.
+    A slot's life: `take` (workers fill it), `announce` (its batch is sent to the trainer), `note_taken` (the loop has
+    the batch), `note_released` (no view is left; the slot is free again). Workers and the trainer get duplicates of its
+    descriptor; the trainer closes its own after mapping.
 
     A user who keeps batches keeps their slots; after `MOST_KEPT_SLOTS` the pool forgets the oldest.
 
     Args:
-        descriptors: limit of open descriptors; 0 for this process's.
+        descriptors: the limit of open descriptors; 0 for this process's limit.
 
     Attributes:
-        descriptors: by slot; owned by the pool.
-        most_in_flight: limit of slots that the trainer has not taken.
+        descriptors: the descriptors by slot; owned by the pool.
+        most_in_flight: the limit of slots whose batches the loop has not taken.
     """
 
     def __init__(self, descriptors: int = 0) -> None:
@@ -97,7 +97,7 @@ class SlotPool:
         self._most_free = min(MOST_FREE_SLOTS, self.most_in_flight)
         self._most_kept = min(MOST_KEPT_SLOTS, limit // SLOTS_KEPT_SHARE)
         self.descriptors: dict[int, int] = {}
-        self._sizes: dict[int, int] = {}  # what the trainer has mapped of each
+        self._sizes: dict[int, int] = {}  # the bytes that the trainer has mapped, by slot; -1 for none
         self._free: deque[int] = deque()
         self._announced: deque[int] = deque()
         self._kept: OrderedDict[int, None] = OrderedDict()
@@ -107,18 +107,18 @@ class SlotPool:
     def take(self) -> int:
         """Return a free slot, or a new one, which its worker enlarges."""
         if self._free:
-            return self._free.popleft()  # the oldest: a copy on a stream of the user's own has most time
+            return self._free.popleft()  # the oldest, in case a CUDA stream of the user's still copies from it
         slot = next(self._numbers)
         self.descriptors[slot] = new_memory(_PAGE_BYTES)
         self._sizes[slot] = -1
         return slot
 
     def announce(self, slot: int, size_bytes: int) -> bool:
-        """Record that a batch goes to the trainer; return True if the descriptor must go with it."""
+        """Record that a batch is sent to the trainer; return True if the descriptor must be sent with it."""
         self._announced.append(slot)
         if size_bytes <= self._sizes[slot]:
             return False
-        self._sizes[slot] = round_up(size_bytes)  # at least: it maps all there is
+        self._sizes[slot] = round_up(size_bytes)  # or more, since it maps the whole file
         return True
 
     def note_taken(self, batches: int) -> None:
@@ -132,14 +132,14 @@ class SlotPool:
     def note_released(self, slots: Sequence[int]) -> None:
         """Record that the trainer has no view of slots left."""
         for slot in slots:
-            if slot in self._kept:  # one that was discarded meanwhile belongs to the trainer alone
+            if slot in self._kept:  # else it was discarded, and belongs to the trainer alone
                 del self._kept[slot]
                 self.put_back(slot)
 
     def put_back(self, slot: int) -> None:
         """Free a slot."""
         count = len(self._free)
-        in_flight = len(self.descriptors) - count - len(self._kept)  # so many will come and go again
+        in_flight = len(self.descriptors) - count - len(self._kept)  # as many slots will be needed again
         is_cheap = count < in_flight or count * self._sizes[slot] < FREE_SLOTS_BYTES
         if count < LEAST_FREE_SLOTS or (count < self._most_free and is_cheap):
             self._free.append(slot)
@@ -168,7 +168,7 @@ class SlotPool:
 
 
 class SlotReader:
-    """Leases the memory of slots, and finds out when the last view of one has died.
+    """Lease the memory of slots to the user, and detect when the last view of a slot is gone.
 
     Args:
         on_map: called with newly mapped memory, to page-lock it.
@@ -196,13 +196,13 @@ class SlotReader:
 
     def lease(self, slot: int) -> Bytes:
         """Return a slot's memory for one batch; the slot is free when all views of it are gone."""
-        # By a memoryview, since NumPy would otherwise let views refer to the mapped array, and the lease end at once.
+        # From a memoryview: NumPy would make views of an array refer to the mapped array, and the lease would end.
         lease = np.frombuffer(self._memory[slot].data, np.uint8)
         self._leases[slot] = weakref.ref(lease, partial(_end_lease, slot, self._leases, self._ended))
         return lease
 
     def take_released(self) -> tuple[int, ...]:
-        """Return the free slots, oldest first: all views have died, and then all queued copies to devices were done."""
+        """Return the slots that became free, oldest first: views are gone, and later all queued copies were done."""
         with self._collecting:
             ended = [self._ended.popleft() for _ in range(len(self._ended))]
             if self._fence is None:
@@ -225,6 +225,6 @@ class SlotReader:
 
 
 def _end_lease(slot: int, leases: dict[int, weakref.ref[Bytes]], ended: deque[int], _: object) -> None:
-    """End a lease, at a third of the cost of `weakref.finalize`."""
+    """End a lease. A weakref's callback costs a third of `weakref.finalize`."""
     del leases[slot]
     ended.append(slot)

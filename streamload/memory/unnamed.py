@@ -1,4 +1,4 @@
-"""Unnamed memory, the limit of descriptors, and the heap; without importing NumPy."""
+"""Allocate unnamed memory, raise the limit of descriptors, and tune the heap. Does not import NumPy."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS = -1, -3, -8  # of glibc's `mallopt(3)
 
 
 def new_memory(size_bytes: int) -> int:
-    """Return a descriptor of zeroed memory.
+    """Return a descriptor of new zeroed memory.
 
-    It has no name (Linux: `memfd_create`; elsewhere an unlinked temporary file), so nothing is left behind, and a small
-    /dev/shm does not limit it.
+    The memory has no name (Linux: `memfd_create`; elsewhere an unlinked temporary file), so nothing is left behind, and
+    a small /dev/shm does not limit it.
     """
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("streamload", os.MFD_CLOEXEC)
@@ -61,11 +61,11 @@ def raise_descriptor_limit() -> None:
 
 
 def naming_the_limit(error: BaseException) -> BaseException:
-    """Return an error; for too many open files a WorkerError that names the limit."""
+    """Return the error, or for too many open files a WorkerError that names the limit."""
     if not isinstance(error, OSError) or error.errno != errno.EMFILE:
         return error
     named = WorkerError(
-        f"too many open files: this process may have only {descriptor_limit():,}; raise the limit (`ulimit -n`), or "
+        f"too many open files: the limit of this process is {descriptor_limit():,}; raise the limit (`ulimit -n`), or "
         "close files and loaders that are not needed"
     )
     named.__cause__ = error
@@ -73,12 +73,12 @@ def naming_the_limit(error: BaseException) -> BaseException:
 
 
 def keep_freed_memory(kept_bytes: int) -> None:
-    """Have the heap keep freed memory, if the C library can (glibc).
+    """Make glibc's heap keep freed memory; other C libraries are left alone.
 
-    glibc unmaps buffers of some hundred kilobytes, so their pages fault again and again.
+    By default glibc unmaps freed buffers of some hundred kilobytes, so that new ones cause page faults again.
 
     Args:
-        kept_bytes: free memory to keep; buffers of up to an eighth of that come from it.
+        kept_bytes: free memory to keep; buffers of up to an eighth of that size come from it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     if mallopt is not None:

@@ -1,1 +1,1 @@
-"""Worker processes, ranks and processors."""
+"""Start and feed worker processes, and detect ranks and processors."""

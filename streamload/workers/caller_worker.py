@@ -12,13 +12,13 @@ from streamload.decode.tasks import Job, RowsDone, RowTask, ScanDone, ScanTask, 
 
 
 class CallerWorker:
-    """Keeps the messages of a `Pool` until `step` handles them.
+    """Queue the messages of a `Pool` until `step` handles them.
 
     Args:
-        job: the user's functions themselves: state shared with the caller's code stays shared.
+        job: the user's functions themselves, not copies, so that they share state with the caller's code.
 
     Attributes:
-        waiting: messages, with descriptors that this object closes.
+        waiting: the messages, each with descriptors that this object closes.
     """
 
     def __init__(self, job: Job) -> None:
@@ -40,12 +40,12 @@ class CallerWorker:
     def step(self) -> RowsDone | ScanDone | None:
         """Do the next task, and return its answer; None if no task waits.
 
-        Tasks of other passes are answered without being done. An interrupted task is done by the next call.
+        A task of another pass is answered without being done. An interrupted task is done again by the next call.
         """
         while self.waiting:
             message, descriptors = self.waiting[0]
             if not isinstance(message, RowTask | ScanTask):
-                self.waiting.popleft()  # first: descriptors are taken over once
+                self.waiting.popleft()  # first, since `handle` owns the descriptors even if it is interrupted
                 self._runner.handle(message, descriptors, [-1, -1])
                 continue
             if isinstance(message, RowTask) and message.pass_number != self._pass_number:
@@ -53,13 +53,13 @@ class CallerWorker:
             else:
                 done = self._runner.handle(message, (), [-1, -1])
                 if isinstance(done, RowsDone) and any(batch.failures for batch in done.batches):
-                    self._failed.append(done)  # exceptions that stay here are found only while they are referred to
+                    self._failed.append(done)  # an `Original` can be found only while it is referenced
             self.waiting.popleft()
             return done
         return None
 
     def close(self) -> None:
-        """Close all that is open. Idempotent."""
+        """Close all shards, slots and waiting descriptors. Idempotent."""
         while self.waiting:
             for descriptor in self.waiting.popleft()[1]:
                 os.close(descriptor)

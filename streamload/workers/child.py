@@ -1,7 +1,7 @@
-"""The script of every process that `launch` starts: `python -P child.py -m MODULE PROGRAM NUMBER...`.
+"""Run a module in a process that `launch` starts: `python -P child.py -m MODULE PROGRAM NUMBER...`.
 
-It is run as a file, since streamload is found only by the program's `sys.path`. PROGRAM is a descriptor of a pickle of
-the program's `sys.path` and `sys.argv`. A `PYTHONPATH` would reach programs that the user's code starts.
+This script is run as a file, since streamload may be found only by the program's `sys.path`. PROGRAM is a descriptor of
+a pickle of the program's `sys.path` and `sys.argv`; a `PYTHONPATH` would also reach programs that user code starts.
 """
 
 import importlib

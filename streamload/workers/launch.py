@@ -1,8 +1,8 @@
 """Start processes on socket pairs: subprocesses, and forks of a feeder that has just begun.
 
-Imports take longer than anything else until the first batch. So the first workers are forks of the feeder, made when
-the modules are loaded and it has no thread, no open file and no user code yet. With another thread, on other systems
-than Linux, and for later workers, they are subprocesses.
+Imports take longer than anything else until the first batch. So the first workers are forks of the feeder, made when it
+has loaded its modules, but has no thread, no open file and no user code yet. If it has another thread, on systems other
+than Linux, and later on, workers are subprocesses.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import NoReturn
 from streamload.memory.unnamed import new_memory
 
 WORKER = "streamload.workers.worker_start"
-"""The module of a worker's process."""
+"""The module to launch for a worker."""
 
 PROGRESS_BYTES = 16
-"""Two numbers: the current row and task."""
+"""The size of a worker's progress, two numbers: the current row and task."""
 
 _WORDS_SHOWN = 4000
 _PR_SET_PDEATHSIG = 1
 STACK_SIGNAL = signal.SIGUSR2
-"""Has a process write its stack to its last words, even in a C function that never returns."""
+"""Makes a process write its stack to its last words, even in a C function that never returns."""
 STACK_S = 0.2
 """Time for a process to write its stack."""
 
@@ -44,11 +44,11 @@ class Child:
     """A process that was started or forked.
 
     Attributes:
-        pid: its number.
-        socket: our end of the socket pair.
+        pid: the process's number; 0 before it is started.
+        socket: this process's end of the socket pair.
         theirs: the other end, closed here once the process has it.
-        words: a descriptor of memory for its last words and stacks.
-        progress: a descriptor of `PROGRESS_BYTES` of memory, which a worker writes, and a feeder that has workers.
+        words: a descriptor of memory for the process's last words (the output of its crash) and stacks.
+        progress: a descriptor of `PROGRESS_BYTES` of memory, which the process writes.
     """
 
     def __init__(self) -> None:
@@ -59,19 +59,19 @@ class Child:
         self._how_it_ended: str | None = None
 
     def request_stack(self) -> int:
-        """Have it write the stacks of its threads; return where in its last words."""
+        """Make the process write the stacks of its threads to its last words; return their offset."""
         written_bytes = os.fstat(self.words).st_size
         os.kill(self.pid, STACK_SIGNAL)
         return written_bytes
 
     def last_words(self, start: int | None = None) -> str:
-        """Return what it has written from `start` on, or last."""
+        """Return the process's last words from the offset `start` on, or the latest."""
         if start is None:
             start = max(0, os.fstat(self.words).st_size - _WORDS_SHOWN)
         return os.pread(self.words, _WORDS_SHOWN, start).decode(errors="replace").strip()
 
     def wait(self, timeout_s: float) -> int | None:
-        """Return its exit status, negative for a signal; None on a timeout."""
+        """Wait for the process; return its exit status, negative for a signal, or None on a timeout."""
         deadline_s = monotonic() + timeout_s
         while self._status is None:
             try:
@@ -87,7 +87,7 @@ class Child:
         return self._status
 
     def end(self, grace_s: float) -> str:
-        """Wait up to `grace_s`, then kill it. Return how it ended, to follow its name. Idempotent."""
+        """Wait up to `grace_s`, then kill the process. Return how it ended, as a predicate. Idempotent."""
         if self._how_it_ended is not None:
             return self._how_it_ended
         if self.pid and self.wait(grace_s) is None:
@@ -96,13 +96,13 @@ class Child:
         status = self._status or 0
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         if status == -signal.SIGKILL:
-            how += ", as the kernel does to processes where memory runs out"
+            how += ", as the kernel does to processes if memory runs out"
         words = self.last_words()
         self._how_it_ended = f"{how}\n{words}" if words else how
         return self._how_it_ended
 
     def close(self) -> None:
-        """Close its descriptors here. Idempotent."""
+        """Close this process's descriptors of the child. Idempotent."""
         self.socket.close()
         self.theirs.close()
         while self._descriptors:
@@ -112,15 +112,15 @@ class Child:
 def launch(module: str, *arguments: int) -> Child:
     """Start a process that calls `module.main(SOCKET, LAST_WORDS, PROGRESS, PARENT, ARGUMENT...)`.
 
-    It starts with SIGINT blocked: Ctrl-C goes to the whole group, and the trainer handles it. `sys.path` and `sys.argv`
-    are this process's, but not in its command line, which `pkill -f train.py` would match.
+    The process starts with SIGINT blocked: Ctrl-C reaches the whole group, and the trainer handles it. Its `sys.path`
+    and `sys.argv` are those of this process, but its command line differs, lest `pkill -f train.py` match it.
     """
     script = os.path.join(os.path.dirname(__file__), "child.py")
     child = Child()
     with open(new_memory(0), "wb", buffering=0) as program:
         path = [entry or os.getcwd() for entry in sys.path]
         program.write(pickle.dumps((path, program_arguments())))
-        program.seek(0)  # the process reads where this one is
+        program.seek(0)  # the processes share a file offset
         descriptors = program.fileno(), child.theirs.fileno(), child.words, child.progress
         numbers = map(str, (*descriptors, os.getpid(), *arguments))
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -142,16 +142,16 @@ def launch(module: str, *arguments: int) -> Child:
 
 
 def program_arguments() -> list[str]:
-    """Return the program's `sys.argv`, of which embedded Python has none, as strings."""
+    """Return the program's `sys.argv` as strings; embedded Python may have none."""
     arguments: object = getattr(sys, "argv", None)
     return list(map(str, arguments if isinstance(arguments, Iterable) else ())) or [""]  # as libraries expect
 
 
 def fork_worker(run: Callable[[int, int, int], NoReturn]) -> Child:
-    """Fork a worker, which has no other descriptor of this process, and dies with it.
+    """Fork a worker, which closes all other descriptors of this process, and dies with it.
 
     Args:
-        run: called there with the descriptors of socket, last words and progress.
+        run: called in the fork with the descriptors of socket, last words and progress.
     """
     parent, child = os.getpid(), Child()
     try:
@@ -162,17 +162,17 @@ def fork_worker(run: Callable[[int, int, int], NoReturn]) -> Child:
     if child.pid:
         child.theirs.close()
         return child
-    # The objects that refer to what is closed here belong to frames that are never left.
+    # Descriptors are closed by number; the frames of objects that own them are never left.
     try:
         die_with(parent)
         descriptors = child.theirs.fileno(), child.words, child.progress
         for descriptor in map(int, os.listdir("/proc/self/fd")):
             if descriptor > sys.stderr.fileno() and descriptor not in descriptors:
-                with suppress(OSError):  # one of them was that of the folder
+                with suppress(OSError):  # one belonged to `listdir`
                     os.close(descriptor)
         _show_as("streamload.workers.worker")
-        if (numpys := sys.modules.get("numpy.random")) is not None:
-            numpys.seed()  # Python's own generator does that by itself
+        if (numpy_random := sys.modules.get("numpy.random")) is not None:
+            numpy_random.seed()  # a fork seeds Python's own generator by itself
         run(*descriptors)
     finally:
         traceback.print_exc()
@@ -180,20 +180,20 @@ def fork_worker(run: Callable[[int, int, int], NoReturn]) -> Child:
 
 
 def _show_as(module: str) -> None:
-    """Have `ps` and `top` show this process as `python -m module`. Linux only."""
+    """Make `ps` and `top` show this process as `python -m module`. Linux only."""
     import ctypes
 
     with open("/proc/self/cmdline", "rb") as line, open("/proc/self/stat", "rb") as status:
         command, fields = line.read(), status.read().rpartition(b")")[2].split()
     begin, end = map(int, fields[45:47])
-    before, found, _ = command.rpartition(b"streamload.")
+    before, package, _ = command.rpartition(b"streamload.")
     shown = before + module.encode() + b"\0"
-    if found and len(shown) <= len(command) == end - begin:
+    if package and len(shown) <= len(command) == end - begin:
         ctypes.memmove(begin, shown.ljust(len(command), b"\0"), len(command))
 
 
 def start_workers(number: int, run: Callable[[int, int, int], NoReturn]) -> list[Child]:
-    """Start workers before there is a pool, if possible as forks. Return none if one fails: the pool tries again."""
+    """Start workers before there is a pool, if possible as forks. Return none if one fails: the pool retries."""
     gc.freeze()  # else the first collection in each fork copies all pages with objects
     started: list[Child] = []
     threads = "/proc/self/task"
@@ -208,7 +208,7 @@ def start_workers(number: int, run: Callable[[int, int, int], NoReturn]) -> list
 
 
 def end_all(children: Sequence[Child], grace_s: float) -> None:
-    """End processes; kill those that have not ended within `grace_s` altogether."""
+    """End processes; kill those that have not ended after `grace_s` in total."""
     for child in children:
         child.socket.close()
     deadline_s = monotonic() + grace_s
@@ -218,16 +218,16 @@ def end_all(children: Sequence[Child], grace_s: float) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process with its parent. Elsewhere than on Linux it ends at its next read."""
+    """Make the kernel kill this process with its parent. Systems other than Linux: it ends at its next read."""
     import ctypes
 
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the call above
+        if os.getppid() != parent:  # the parent died before the call above
             os._exit(0)
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment, with one thread for BLAS unless it says otherwise."""
+    """Return the environment, with one thread for BLAS unless it sets a number."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {**threads, **os.environ}

@@ -12,7 +12,7 @@ from streamload.text import counted, warn_at_caller
 
 
 class _Launcher(NamedTuple):
-    """A program that starts a task for each rank, and its environment variables."""
+    """A program that starts a task for each rank, and the environment variables that it sets."""
 
     name: str
     tasks: str
@@ -20,15 +20,15 @@ class _Launcher(NamedTuple):
     tasks_here: str
 
 
-# Those that may bind each task to processors of its own. Within a Slurm job mpirun's processes are started by srun,
-# so what mpirun says goes first.
+# Launchers that may bind each task to processors of its own. Within a Slurm job srun starts mpirun's processes, so
+# mpirun's variables take precedence.
 _BINDING_LAUNCHERS = (
     _Launcher("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     _Launcher("mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
     _Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE"),
 )
 
-# Ranks on this machine by torchrun and DeepSpeed, whose ranks all inherit the launcher's processors.
+# The variables of torchrun and DeepSpeed with the ranks on this machine, which all inherit the launcher's processors.
 _SHARING_LAUNCHERS = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
 
 _REPEATED = re.compile(r"([0-9]+)(?:\(x[0-9]+\))?")
@@ -47,9 +47,9 @@ def rank_of_group() -> tuple[int, int] | None:
 
 def found_rank() -> tuple[int, int] | None:
     """Return rank and world size from torch.distributed, else from RANK and WORLD_SIZE, else None."""
-    found = rank_of_group()
-    if found is not None:
-        return found
+    group = rank_of_group()
+    if group is not None:
+        return group
     rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if rank is not None and world_size is not None and rank.isdecimal() and world_size.isdecimal():
         return int(rank), int(world_size)
@@ -57,16 +57,16 @@ def found_rank() -> tuple[int, int] | None:
 
 
 def local_ranks() -> int:
-    """Return how many ranks run on this machine, at least 1.
+    """Return the number of ranks on this machine, at least 1.
 
-    If the launcher does not say, or has started fewer tasks than there are ranks, it is the world size, but no more
-    than the CUDA devices here.
+    If the launcher does not set it, or has started fewer tasks than there are ranks, return the world size, limited by
+    the number of CUDA devices.
     """
     return _local_ranks()[0]
 
 
 def _local_ranks() -> tuple[int, bool]:
-    """Return the ranks on this machine, and whether the launcher may bind each to its own processors."""
+    """Return the number of ranks on this machine, and True if the launcher may bind each to its own processors."""
     for name in _SHARING_LAUNCHERS:
         if count := _number(name):
             return count, False
@@ -81,7 +81,7 @@ def _local_ranks() -> tuple[int, bool]:
 
 
 def _tasks_here(variable: str) -> int | None:
-    """Read a number, or the greatest one of Slurm's list by machines, such as "4(x2),3"."""
+    """Read a number, or the greatest of Slurm's list over machines, such as "4(x2),3"."""
     entries = os.environ.get(variable, "").split(",")
     counts = [_REPEATED.fullmatch(entry) for entry in entries]
     return None if None in counts else max(int(count[1]) for count in counts if count)
@@ -91,15 +91,15 @@ def _tasks_here(variable: str) -> int | None:
 
 
 def available_processors(root: str = "/") -> int:
-    """Return the processors that this process is bound to, limited by its CPU quota."""
+    """Return the number of processors that this process is bound to, limited by its CPU quota."""
     quota = processor_quota(root)
     return _bound_processors() if quota is None else min(_bound_processors(), quota)
 
 
 def processors_of_rank(root: str = "/") -> int:
-    """Return this rank's share of the processors of this machine, at least 1.
+    """Return the number of processors for this rank, at least 1.
 
-    Processors that the launcher has bound this task to are its own, if the job has enough for all tasks.
+    Processors that the launcher has bound this task to are not divided, if the job has enough for all tasks.
     """
     (ranks, may_be_bound), bound, quota = _local_ranks(), _bound_processors(), processor_quota(root)
     of_all = max(bound, _number("SLURM_CPUS_ON_NODE") or 0) if may_be_bound else bound
@@ -119,15 +119,14 @@ def _number(variable: str) -> int | None:
 
 
 def check_found_rank(rank: int, world_size: int) -> None:
-    """Refuse a rank that was detected before there was a process group, or in one of several DataLoader workers.
+    """Raise RuntimeError if a detected rank is wrong, so that several processes would read the same samples.
 
-    Raises:
-        RuntimeError: processes would read the same samples.
+    The loader was created before the process group, or in one of several workers of a DataLoader.
     """
     now = rank_of_group()
     if now is not None and now != (rank, world_size):
         raise RuntimeError(
-            f"the loader was made as rank {rank} of {world_size}, and torch.distributed says now that this is rank "
+            f"the loader was made as rank {rank} of {world_size}, but by torch.distributed this is now rank "
             f"{now[0]} of {now[1]}; make the loader after init_process_group (with Lightning in train_dataloader), or "
             "give rank= and world_size="
         )
@@ -159,6 +158,6 @@ def goes_by_found_rank(rank: int | None) -> bool:
             f"this is one of {counted(tasks, 'task')} that {launcher.name} has started, and each of them "
             "reads all samples as rank 0 of 1: there is no process group, and RANK and WORLD_SIZE are not both set. "
             f'Make the loader after init_process_group, or give rank=int(os.environ["{launcher.task}"]) and '
-            f"world_size={tasks}; where each task is to read everything, rank=0 and world_size=1"
+            f"world_size={tasks}; if each task should read everything, give rank=0 and world_size=1"
         )
     return True

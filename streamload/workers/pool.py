@@ -1,4 +1,4 @@
-"""Give tasks to workers, and before a task the shards and slots that it needs."""
+"""Send tasks to workers, each after the shards and slots that it needs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class WorkerActivity(NamedTuple):
     """The current work of a busy or starting worker.
 
     Attributes:
-        name: of the worker, with its process.
-        task: None while it starts.
-        row: -1 before and after the rows.
-        stack: of its Python code, if known.
+        name: the worker's number and process.
+        task: the current task; None while the worker starts.
+        row: the current row; -1 before and after the rows.
+        stack: the stacks of the worker's Python threads, if known.
     """
 
     name: str
@@ -34,11 +34,11 @@ class PoolEvents(NamedTuple):
     """Callbacks of a pool, in one thread. Methods of the pool call the first two only.
 
     Attributes:
-        is_wanted: return True if a task of a dead worker is to be done again.
-        dropped: an unwanted task has no result.
-        done: a task is done.
-        has_room: the pool accepts tasks again.
-        broken: the pool cannot continue.
+        is_wanted: returns True if the task of a dead worker is to be done again.
+        dropped: called for an unwanted task, which gets no answer.
+        done: called with the answer to a task.
+        has_room: called when the pool accepts tasks again.
+        broken: called with the error if the pool cannot continue.
     """
 
     is_wanted: Callable[[Task], bool]
@@ -52,14 +52,14 @@ class WorkerLink:
     """The tasks of one worker, and the shards and slots that it has open.
 
     Args:
-        send: sends the worker a message and closes the descriptors that go with it.
+        send: sends the worker a message with descriptors, and closes them.
         shards: opens shards.
         slots: the memory of batches.
-        most_open: how many shards the worker may have open.
+        most_open: the maximum of shards that the worker has open.
 
     Attributes:
-        started: ready for tasks.
-        tasks: by number, oldest first.
+        started: the worker is ready for tasks.
+        tasks: the worker's tasks by number, oldest first.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class WorkerLink:
         self._shards = shards
         self._slots = slots
         self._most_open = max(1, most_open)
-        self._open: OrderedDict[int, tuple[int, int]] = OrderedDict()  # by shard its version; the latest used last
+        self._open: OrderedDict[int, tuple[int, int]] = OrderedDict()  # versions by shard, least recently used first
         self._mapped: set[int] = set()
 
     def submit(self, task: Task) -> None:
@@ -93,21 +93,21 @@ class WorkerLink:
         self._send(task, ())
 
     def _open_shards(self, shards: Sequence[int]) -> None:
-        """Send descriptors of shards in one message. If one cannot be opened, those before it are sent."""
+        """Send descriptors of shards in one message, even if a later shard cannot be opened."""
         opened: list[OpenShard] = []
         try:
             for shard in shards:
                 opened.append(self._shards.open(shard))
         finally:
-            known = shards[: len(opened)]
+            sent = shards[: len(opened)]
             message = ShardsOpened(
-                tuple(known), tuple(each.url for each in opened), tuple(each.size_bytes for each in opened)
+                tuple(sent), tuple(each.url for each in opened), tuple(each.size_bytes for each in opened)
             )
             self._send(message, [each.descriptor for each in opened])
-            self._open.update(self._shards.versions(known))
+            self._open.update(self._shards.versions(sent))
 
     def drop(self, shards: Sequence[int] = (), slots: Sequence[int] = ()) -> None:
-        """Have the worker close shards and unmap slots, after the tasks that it holds."""
+        """Make the worker close shards and unmap slots, after its current tasks."""
         shards = tuple(shard for shard in shards if self._open.pop(shard, None) is not None)
         slots = tuple(self._mapped.intersection(slots))
         self._mapped.difference_update(slots)
@@ -115,20 +115,20 @@ class WorkerLink:
             self._send(Forget(shards, slots), ())
 
     def _spare_descriptors(self, shards: Collection[int]) -> None:
-        """Have the worker close its least recently used shards to make room for those of a task."""
+        """Make the worker close its least recently used shards if those of a task would exceed its limit."""
         wanted = set(shards)
         n_open = len(self._open) + sum(shard not in self._open for shard in wanted)
-        if n_open > self._most_open:  # there may be thousands, so not all of them are inspected for every task
+        if n_open > self._most_open:  # stops early, since thousands may be open
             others = (shard for shard in self._open if shard not in wanted)
             self.drop([*islice(others, n_open - self._most_open)])
 
 
 class Pool:
-    """Gives tasks to the only worker, the trainer itself. `ProcessPool` adds processes and their deaths.
+    """Send tasks to a single worker, the trainer itself. `ProcessPool` adds processes and their deaths.
 
     Attributes:
-        capacity: how many tasks the pool may hold.
-        restarts: how many workers were replaced.
+        capacity: the maximum number of tasks in the pool.
+        restarts: the number of workers that were replaced.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Pool:
         self.shards = shards
         self._events = events
         self._tasks_ahead = tasks_ahead
-        self._returned: deque[Task] = deque()  # tasks that no worker holds, in their order
+        self._returned: deque[Task] = deque()  # tasks for the next free worker, in order
 
     def has_room(self) -> bool:
         """Return True if some worker accepts a task."""
@@ -151,11 +151,11 @@ class Pool:
         return min(free, key=lambda worker: len(worker.tasks), default=None)
 
     def n_with_tasks(self) -> int:
-        """Return how many workers are busy or starting."""
+        """Return the number of busy and starting workers."""
         return sum(not worker.started or bool(worker.tasks) for worker in self.workers)
 
     def submit(self, task: Task) -> None:
-        """Give a task to the least busy worker; `events.done` gets the result."""
+        """Send a task to the least busy worker; `events.done` gets the answer."""
         worker = self._least_busy()
         if worker is None:
             self._returned.append(task)
@@ -163,21 +163,21 @@ class Pool:
             worker.submit(task)
 
     def end_task(self, done: RowsDone | ScanDone) -> None:
-        """Take the trainer's answer to a task."""
+        """Record the trainer's answer to a task."""
         del self.workers[0].tasks[done.number]
         self._events.done(done)
 
     def abandon_unwanted(self) -> None:
-        """Do nothing: the trainer answers abandoned tasks without doing them."""
+        """Do nothing: the trainer answers unwanted tasks without doing them."""
 
     def drop(self, shards: Sequence[int] = (), slots: Sequence[int] = ()) -> None:
-        """Have the workers close shards and unmap slots, after the tasks that they hold."""
+        """Make the workers close shards and unmap slots, after their current tasks."""
         for worker in self.workers:
             worker.drop(shards, slots)
 
     async def inspect(self) -> WorkerActivity | None:
-        """Return the work of the worker with the oldest task, or of one that is starting; None if all are idle."""
-        return None  # the trainer does not ask while it does a task
+        """Return the activity of the worker with the oldest task, or of a starting one; None if all are idle."""
+        return None  # the trainer cannot ask while it does a task
 
     def close(self) -> None:
-        """End the workers, and close what is open."""
+        """End the workers; the trainer has none to end."""

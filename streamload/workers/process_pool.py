@@ -1,8 +1,8 @@
 """Start worker processes, keep them busy, and replace those that die.
 
-Another worker does a dead one's tasks again, with the same rows and randomness. Workers write their current row to
-memory shared with the pool: a row that has killed two workers is not tried again. If worker after worker dies with no
-row made in between, the pool gives up.
+Another worker does the tasks of a dead worker again, with the same rows and randomness. Workers write their current row
+to memory shared with the pool: a row that has killed two workers is not tried again. If workers die one after the other
+without finishing a task, the pool gives up.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _TASKS_AHEAD = 2
 _MAX_FAILED_STARTS = 3
 _DEATHS_OF_A_ROW = 2
 _DEATHS_OF_A_TASK = 3
-# Or four for each worker: all may die at once where memory runs out.
+# The limit is four for each worker if that is more: all may die at once if memory runs out.
 _MOST_DEATHS_IN_A_ROW = 16
 _GRACE_S = 0.3
-# A worker that has closed its socket is exiting; if it were killed then, the reason would be lost.
+# A worker that has closed its socket is exiting; killing it at once would hide the reason.
 _GRACE_OF_THE_LOST_S = 2.0
-# A task takes a tenth of that; a new worker takes as long to start, or longer where the user's code imports much.
+# A task takes a tenth of a second; a new worker takes a second to start, or longer if the user's code imports much.
 _GRACE_OF_THE_UNWANTED_S = 1.0
 
 
 class _Worker(WorkerLink):
-    """A launched worker; owns its process."""
+    """A worker in a process, which it owns."""
 
     def __init__(self, pool: ProcessPool, number: int, child: Child) -> None:
         self.number = number
@@ -89,7 +89,7 @@ class ProcessPool(Pool):
         super().__init__(started, shards, events, _TASKS_AHEAD)
 
     def abandon_unwanted(self) -> None:
-        """Drop unwanted tasks; after a second, replace workers still busy with one."""
+        """Drop unwanted tasks; after a second, replace the workers that are still busy with one."""
         self._returned = deque(self._wanted(self._returned))
         held = [task for worker in self.workers for task in worker.tasks.values()]
         unwanted = {task.number for task in held if not self._events.is_wanted(task)}
@@ -105,7 +105,7 @@ class ProcessPool(Pool):
                 self._replace(worker, self._wanted(worker.tasks.values()))
 
     async def inspect(self) -> WorkerActivity | None:
-        """Return the work of the worker with the oldest task, or of one that is starting; None if all are idle."""
+        """Return the activity of the worker with the oldest task, or of a starting one; None if all are idle."""
         busy = [worker for worker in self.workers if worker.tasks or not worker.started]
         if not busy:
             return None
@@ -128,7 +128,7 @@ class ProcessPool(Pool):
     # -- workers ---------------------------------------------------------------------------------------------------
 
     def _start(self, number: int, launched: Child | None = None) -> _Worker:
-        if launched is not None and launched.wait(0.0) is not None:  # before there was anything to do
+        if launched is not None and launched.wait(0.0) is not None:  # it died before the pool was created
             launched.close()
             launched = None
         worker = _Worker(self, number, launched or launch(WORKER))
@@ -146,15 +146,15 @@ class ProcessPool(Pool):
         return wanted
 
     def _give_returned(self) -> None:
-        """Submit the tasks that no worker holds."""
+        """Submit the waiting tasks to free workers."""
         self._returned = deque(self._wanted(self._returned))
         while self._returned and (worker := self._least_busy()) is not None:
             worker.submit(self._returned.popleft())
 
     def take(self, worker: _Worker, message: Logged | RowsDone | ScanDone | WorkerStarted) -> None:
-        """Take a worker's message."""
+        """Handle a worker's message."""
         if isinstance(message, Logged):
-            message.handle()  # logged here, and so sent on to the trainer
+            message.handle()  # this process forwards its log to the trainer
             return
         if isinstance(message, WorkerStarted):
             self._on_started(worker, message)
@@ -168,7 +168,7 @@ class ProcessPool(Pool):
     def _on_started(self, worker: _Worker, message: WorkerStarted) -> None:
         if message.failure is not None:
             error = cause = error_from(message.failure)
-            if not isinstance(cause, WorkerError):  # which says itself what to do
+            if not isinstance(cause, WorkerError):  # whose message says what to do
                 error = WorkerError(
                     f"a worker could not be set up: {message.failure.summary}. The transform, the decoders, collate_fn "
                     "and worker_init_fn must be importable (or defined in the script) and load in a fresh process"
@@ -177,7 +177,7 @@ class ProcessPool(Pool):
             self._events.broken(error)
             return
         worker.started = True
-        # Workers can start, so a later failure is an accident.
+        # Workers can start, so later failures are tolerated more often.
         self._most_deaths_in_a_row = max(_MOST_DEATHS_IN_A_ROW, 4 * len(self.workers))
         self._give_returned()
         self._events.has_room()
@@ -203,12 +203,12 @@ class ProcessPool(Pool):
             if blamed is None:
                 return
             tasks[0] = blamed
-        _log.warning("a worker process has died, and another one takes its place; it %s", how)
+        _log.warning("a worker process has died and is replaced; it %s", how)
         self.restarts += 1
         self._replace(worker, tasks)
 
     def _replace(self, worker: _Worker, tasks: Sequence[Task]) -> None:
-        """Start a worker in place of one that has ended, and do these tasks again."""
+        """Start a worker in place of `worker`, which has ended, and do `tasks` again."""
         worker.child.close()
         self._returned.extendleft(reversed(tasks))
         self.workers[self.workers.index(worker)] = self._start(worker.number)
@@ -221,9 +221,9 @@ class ProcessPool(Pool):
         if self._deaths_in_a_row >= self._most_deaths_in_a_row:
             self._events.broken(
                 WorkerError(
-                    f"{self._deaths_in_a_row} workers died in turn, and made nothing in between: look at the "
-                    "transform, at the decoders, at what they load, and at the memory that workers may take. The last "
-                    f"one {how}"
+                    f"{self._deaths_in_a_row} workers died in turn, and made nothing in between: check the transform, "
+                    "the decoders, the libraries that they load, and the memory that workers may use. The last one "
+                    f"{how}"
                 )
             )
             return None
@@ -231,7 +231,7 @@ class ProcessPool(Pool):
         deaths = self._deaths[task.number, row]
         if row >= 0 and deaths >= _DEATHS_OF_A_ROW and isinstance(task, RowTask):
             reason = f"two workers died while they made this sample; the second one {how}"
-            # Where it ends the pass, the rows after it are not tried: each might kill two workers more.
+            # If the row ends the pass, later rows are not tried: each might kill two more workers.
             last = len(task.table) - 1 if self._ends_at_failure else row
             return task._replace(untried={**dict.fromkeys(range(row, last + 1), reason), **task.untried})
         if row < 0 and deaths >= _DEATHS_OF_A_TASK:

@@ -1,6 +1,6 @@
-"""The worker process: does tasks from a socket, and ends with the feeder.
+"""Run a worker process: do tasks from a socket until the feeder is gone.
 
-It holds no state that matters: if it dies, another worker does its tasks again.
+A worker is stateless: if it dies, another worker does its tasks again.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from streamload.memory.mapped import map_memory
 from streamload.memory.unnamed import keep_freed_memory, raise_descriptor_limit
 from streamload.workers.launch import PROGRESS_BYTES, STACK_SIGNAL
 
-# Free memory that a worker keeps: users' functions make some hundred kilobytes for each row, and free them.
+# Freed memory that a worker keeps, since users' functions allocate and free some hundred kilobytes for each row.
 _KEPT_BYTES = 32 << 20
 
 
 def run(socket_number: int, words_number: int, progress_number: int) -> NoReturn:
-    """Serve one feeder until it is gone."""
+    """Serve a feeder until it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the feeder; the trainer handles Ctrl-C
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for programs that the user's code starts
     faulthandler.enable(file=words_number, all_threads=False)
@@ -67,20 +67,20 @@ def run(socket_number: int, words_number: int, progress_number: int) -> NoReturn
 
 
 def _start(setup: WorkerSetup, send: Callable[[Any], None]) -> TaskRunner:
-    """Load the job."""
+    """Load the job and the user's libraries, and call `worker_init_fn`."""
 
     def forward(logged: Logged) -> None:
-        with suppress(OSError):  # the feeder is gone, and this process ends soon
+        with suppress(OSError):  # if the feeder is gone, this process ends soon
             send(logged)
 
-    # The program's may have changed since this process began, and another node has its own.
+    # The program's path may have changed since this process began, and differs on another node.
     sys.path[:] = dict.fromkeys((*setup.import_path, *sys.path))
     set_log_levels(setup.log_levels)
     forward_records(forward)
     job = load_job(setup.job)
     runner = TaskRunner(job)
     if runner.rows.resizes_images:
-        opencv()  # loading it takes longer than a task: all workers do it now, at the same time
+        opencv()  # loading it takes longer than a task, so all workers do it at the same time
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
     if job.worker_init_fn is not None:

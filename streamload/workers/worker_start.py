@@ -1,4 +1,4 @@
-"""The entry of a worker process: it binds its life to the feeder's before it imports anything else.
+"""Enter a worker process: have it killed with the feeder before it imports anything else.
 
 Otherwise the workers of a feeder that is killed early would outlive it until their imports are done.
 """

@@ -75,7 +75,7 @@ def test_a_limit_too_small_for_the_processes_is_named(preloaded: Preloaded, tmp_
     for said in (feeders, trainers):
         assert "too many open files" in said.lower()
         assert "raise the limit (`ulimit -n`)" in said
-    assert "this process may have only 10;" in trainers
+    assert "the limit of this process is 10;" in trainers
 
 
 def test_too_many_open_files_of_the_trainer_are_named_as_the_cause(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_too_many_open_files_of_the_trainer_are_named_as_the_cause(tmp_path: Pat
             with pytest.raises(OSError, match="Too many open files"):
                 while True:
                     opened.append(os.open(os.devnull, os.O_RDONLY))
-            with pytest.raises(OSError, match="too many open files to take shared memory; raise the limit"):
+            with pytest.raises(OSError, match="too many open files to receive shared memory; raise the limit"):
                 kept += batches
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -106,7 +106,7 @@ def test_running_out_of_descriptors_is_named_as_the_cause() -> None:
         near.send("one", sent)
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (sent[0] + 1, hard))
-            with pytest.raises(OSError, match="too many open files to take shared memory"):
+            with pytest.raises(OSError, match="too many open files to receive shared memory"):
                 far.receive()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
