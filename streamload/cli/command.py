@@ -33,7 +33,7 @@ EXIT_STATUS = "Exit status: 0 success; 1 failed, or damage found; 2 wrong usage;
 
 
 class Command(TyperCommand):
-    """A command whose errors become one message and an exit status, which its help names."""
+    """Run a command, and turn its errors into one message and an exit status. The help lists the statuses."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -51,7 +51,7 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `streamload.__main__` left it
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by `streamload.__main__`
             signal.signal(signal.SIGINT, signal.default_int_handler)
         with reported_errors():
             return super().invoke(ctx)
@@ -87,7 +87,7 @@ def print_document(document: Any) -> None:
 
 
 def print_array(items: Iterable[Any]) -> None:
-    """Print a JSON array, an item a line, without holding the items."""
+    """Print a JSON array, one item per line, without holding all items."""
     before = "["
     for item in items:
         _print(f"{before}\n{json.dumps(item)}", end="")
@@ -96,7 +96,7 @@ def print_array(items: Iterable[Any]) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]], numbers: int) -> None:
-    """Print rows in aligned columns: after the first, `numbers` columns to the right, others to the left."""
+    """Print rows in aligned columns. The `numbers` columns after the first are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [

@@ -1,4 +1,4 @@
-"""`shardify`: pack files into shards; and `streamload map`: a dataset made of another one by a function."""
+"""`shardify`: pack files into shards. `streamload map`: write a function's results for the samples of a dataset."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def shardify(
     text_column: Annotated[
         list[str] | None, typer.Option(help="A column to store as txt, such as captions; repeatable.")
     ] = None,
-    labels_as_names: bool = typer.Option(False, "--labels-as-names", help="Sort and number labels even of numbers."),
+    labels_as_names: bool = typer.Option(False, "--labels-as-names", help="Take labels as names, even numbers."),
     keep_columns: bool = typer.Option(False, "--keep-columns", help="Store the table's other columns as json."),
     split_column: str | None = typer.Option(None, help="The column of splits; each is packed into DEST/SPLIT."),
     stems: bool | None = typer.Option(
         None,
         "--stems/--no-stems",
-        help="Whether files that share a name up to its first dot are one sample. Default: by what the folder holds.",
+        help="Pack files that share a name up to its first dot as one sample. Default: by the folder's content.",
     ),
     follow_symlinks: bool = typer.Option(False, "--follow-symlinks", help="Follow links to folders, too."),
     skip_bad: bool = typer.Option(False, "--skip-bad", help="Skip files that are damaged or of another kind."),
@@ -182,10 +182,10 @@ def map_command(
     ray: command.Ray = None,
     storage_option: command.StorageOption = None,
 ) -> None:
-    """Write what a function makes of each sample: a new sample, several, or None to leave it out.
+    """Call a function for each sample, and write the new sample or samples that it returns, or nothing for None.
 
-    A sample is a dict of its fields' bytes with "__key__". Each shard becomes one of its name, unless --max-bytes or
-    --max-count cuts them anew. Readers refuse DEST until everything is done.
+    A sample is a dict of its fields' bytes with "__key__". Each shard becomes a shard of the same name, unless
+    --max-bytes or --max-count cuts shards anew. Readers refuse DEST until everything is done.
 
     Examples:
       streamload map filters:large_enough shards/train shards/large
@@ -196,7 +196,7 @@ def map_command(
     options = dict(storage_option or ())
     with command.reported_errors("run the same command with --resume to go on"):
         map_shards(
-            _loaded(function),
+            _imported(function),
             source,
             dest,
             sidecar=sidecar,
@@ -221,17 +221,17 @@ def map_command(
         command.print_line(f"{without_secrets(dest)}: {counts}")
 
 
-def _loaded(named: str) -> Callable[[Any], Any]:
+def _imported(name: str) -> Callable[[Any], Any]:
     sys.path.insert(0, os.getcwd())
     try:
-        function: Callable[[Any], Any] = pkgutil.resolve_name(named)
+        function: Callable[[Any], Any] = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as exc:
         raise UsageError(
-            f"{named!r} cannot be imported ({exc}); write MODULE:FUNCTION, such as filters:large_enough for a function "
-            "in filters.py, of a module that lies here or is installed"
+            f"{name!r} cannot be imported ({exc}); write MODULE:FUNCTION, such as filters:large_enough for a function "
+            "in filters.py, with a module that is in this folder or installed"
         ) from exc
     if not callable(function):
-        raise UsageError(f"{named!r} is not a function; write MODULE:FUNCTION")
+        raise UsageError(f"{name!r} is not a function; write MODULE:FUNCTION")
     return function
 
 

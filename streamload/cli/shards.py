@@ -1,4 +1,4 @@
-"""`streamload ls`, `index`, `verify`, `stats` and `bench`: commands that read shards."""
+"""The commands that read shards: `streamload ls`, `index`, `verify`, `stats` and `bench`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _LONGEST_STRING = 256
 _DECODED_TOGETHER = 64
 _LABELS_SHOWN = 20
 _CHANNELS = ("red", "green", "blue")
-# By channel: the number of pixels, the sums of their values and of the squares, the least, the greatest.
+# For each channel: the number of pixels, the sums of their values and squares, the least and the greatest value.
 _NO_PIXELS = np.array([[0] * 3, [0] * 3, [0] * 3, [255] * 3, [0] * 3])
 _BATCH_SIZE, _CROP = 64, 224
 
@@ -138,14 +138,14 @@ def index_command(
     urls = list(find_shards(urls, storages))
     by_index = _by_index(urls, output)
     entries: dict[str, IndexedShard] = {}
-    packed: dict[str, tuple[tuple[str, ...], int, int]] = {}  # the fields, and the place in the spool
+    packed: dict[str, tuple[tuple[str, ...], int, int]] = {}  # the fields, and the start and size in the spool
     gone: list[str] = []
     links = 0
     reading = partial(read_whole, storages=storages, every_byte=True)
     with (
         tempfile.TemporaryFile() as spool,  # all tables may not fit in memory
         nullcontext() if ray is None else ray_pool(ray, workers) as pool,
-        each(reading, urls, workers, pool, "indexing") as reads,
+        in_order(reading, urls, workers, pool, "indexing") as reads,
     ):
         for url, read in zip(urls, reads, strict=True):
             _warn_of_missing_end(url, read.table)
@@ -174,8 +174,8 @@ def index_command(
     if not as_document:
         command.print_line(f"indexed {counted(len(urls), 'shard')}, {counted(samples, 'sample')}")
     for folder, inside in by_index.items() if sources else ():
-        found = _columns(sources, indexes[folder], inside, options)
-        update_columns(storages.for_url(folder), indexes[folder], found)
+        values = _columns(sources, indexes[folder], inside, options)
+        update_columns(storages.for_url(folder), indexes[folder], values)
     if gone:
         shown = f"{counted(len(gone), 'shard')} from the index, such as {gone[0]!r}"
         say(f"note: dropped {shown}, because there is no such file")
@@ -189,7 +189,7 @@ def index_command(
 
 
 def _by_index(urls: Sequence[str], output: str | None) -> dict[str, dict[str, str]]:
-    """Return the urls of shards by name, by the folder of their index."""
+    """Group shards by the folder of their index; return a dict from names to urls for each folder."""
     by_index: dict[str, dict[str, str]] = {}
     for url in urls:
         folder, name = folder_and_name(url)
@@ -203,7 +203,7 @@ def _by_index(urls: Sequence[str], output: str | None) -> dict[str, dict[str, st
 
 
 def _missing_names(folder: str, finder: ShardFinder, storages: Storages) -> list[str]:
-    """Return the shards that an index names and that do not exist; none if that cannot be read."""
+    """Return the names in an index of shards that do not exist; [] if the index or the folder cannot be read."""
     try:
         index = finder.index_of(folder)
         if index is None or protocol_of(folder) in WEB:
@@ -224,7 +224,7 @@ def _parse_columns(text: str) -> list[tuple[str, str]]:
         if name in (KEY, LABEL, CLASS_NAME) or name.split(".")[0] in (FRACTION, "size", "has"):
             raise UsageError(f"--columns {text!r}: {name!r} has a meaning of its own in conditions; rename the column")
         if any(name == other for _, other in columns):
-            raise UsageError(f"--columns {text!r} has a name twice; columns are known by their names alone")
+            raise UsageError(f"--columns {text!r} has a name twice; a column is identified by its name alone")
         columns.append((field, name))
     return columns
 
@@ -232,7 +232,7 @@ def _parse_columns(text: str) -> list[tuple[str, str]]:
 def _columns(
     sources: Sequence[tuple[str, str]], index: DatasetIndex, urls: Mapping[str, str], options: dict[str, Any]
 ) -> dict[str, NDArray[Any]]:
-    """Read values of all samples of an index. `urls` has the shards by name."""
+    """Read the values of columns for all samples of an index. `urls` are those of its shards, by name."""
     others = [shard.name for shard in index.shards if shard.name not in urls]
     if others:
         more = f"{counted(len(others), 'shard')} more, such as {others[0]!r}"
@@ -257,7 +257,7 @@ def _columns(
                     for part in name.split("."):
                         value = value.get(part) if isinstance(value, Mapping) else None
                     values[name].append(value)
-    return {name: _column(name, found) for name, found in values.items()}
+    return {name: _column(name, column) for name, column in values.items()}
 
 
 def _column(name: str, values: Sequence[Any]) -> NDArray[Any]:
@@ -305,8 +305,8 @@ def verify_command(
     urls = list(find_shards(urls, storages))
     finder = ShardFinder(index, storages)
     known = Dataset(Listing(tuple(_shard_in(finder, url) for url in urls), None, (), indexes=finder.indexes), storages)
-    whole: list[str] = []
-    kept: list[dict[str, Any]] = []
+    intact: list[str] = []
+    documents: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
 
     def report_faults(faults: Iterable[StreamloadError]) -> None:
@@ -314,18 +314,18 @@ def verify_command(
             counts["faults"] += 1
             if as_document:
                 place = {"url": fault.url, "key": fault.key, "offset": fault.offset}
-                kept.append({"kind": type(fault).__name__, "message": fault.message, **place})
+                documents.append({"kind": type(fault).__name__, "message": fault.message, **place})
             else:
                 command.print_line(str(fault))
 
     read_one = partial(_read_or_error, storages=storages)
     with nullcontext() if ray is None else ray_pool(ray, workers) as pool:
-        with each(read_one, urls, workers, pool, "verifying") as reads:
+        with in_order(read_one, urls, workers, pool, "verifying") as reads:
             for number, (url, read) in enumerate(zip(urls, reads, strict=True)):
                 faults = [read] if isinstance(read, StreamloadError) else _faults(number, read, known, finder)
                 report_faults(faults)
                 if not isinstance(read, StreamloadError) and not faults:
-                    whole.append(url)
+                    intact.append(url)
                     counts["samples"] += len(read.table)
                     counts["unchecked"] += (
                         finder.index_of(folder_and_name(url)[0]) is None and compression_of(url) is None
@@ -334,14 +334,14 @@ def verify_command(
         for folder in dict.fromkeys(folder_and_name(url)[0] for url in urls) if index is None else ():
             names = _missing_names(folder, finder, storages)
             report_faults(ShardNotFoundError(f"{advice} `streamload index`", url=f"{folder}/{name}") for name in names)
-    if decode and whole:
+    if decode and intact:
         with Progress("decoding", counts["samples"], "samples") as progress:
             workers = workers or available_processors()
-            report_faults(_undecodable(whole, progress, workers, index, options or None))
+            report_faults(_undecodable(intact, progress, workers, index, options or None))
     shards, unchecked = counted(len(urls), "shard"), counts["unchecked"]
     if as_document:
         document = {"shards": len(urls), "samples": counts["samples"], "shards_without_checksums": unchecked}
-        command.print_document(document | {"faults": kept})
+        command.print_document(document | {"faults": documents})
     elif not counts["faults"]:
         advice = "only the headers were checked; run `streamload index` while they are known to be intact"
         note = f"; of {counted(unchecked, 'shard')} without an index {advice}" if unchecked else ""
@@ -352,7 +352,7 @@ def verify_command(
 
 
 def _shard_in(finder: ShardFinder, url: str) -> Shard:
-    """Return a shard with the folder of its index; none if that cannot be read."""
+    """Return a shard, with the folder of its index if that can be read."""
     folder, name = folder_and_name(url)
     index = None
     with suppress(StreamloadError):
@@ -398,7 +398,7 @@ def _undecodable(
         _DECODED_TOGETHER,
         transform=len,  # drops the values
         on_error="skip",
-        pad=False,  # leaves out a batch of which every sample failed
+        pad=False,  # leaves out a batch whose samples all failed
         index=index,
         num_workers=num_workers,
         rank=0,
@@ -409,7 +409,7 @@ def _undecodable(
             for batch in loader:
                 progress.advance(len(batch), 0)
         except SampleError as error:
-            if error.__cause__ not in loader.skipped:  # it is, where every sample was left out
+            if error.__cause__ not in loader.skipped:  # the cause is in it if every sample was skipped
                 errors.append(error)
         skipped = loader.statistics().skipped_samples
         progress.advance(skipped, 0)
@@ -599,7 +599,7 @@ def bench_command(
       streamload bench shards --fields 'jpg;png,cls' --json
     """
     options = dict(storage_option or ())
-    chosen = _usual_fields(urls, index, options) if fields is None else tuple(fields.split(","))
+    chosen = _common_fields(urls, index, options) if fields is None else tuple(fields.split(","))
     images = [] if raw else [name for name in chosen if all(map(is_image, name.split(";")))]
     started = time.perf_counter()
     with streamload.StreamLoader(
@@ -649,7 +649,7 @@ def bench_command(
     command.print_line(f"limited by {measured.verdict}")
 
 
-def _usual_fields(urls: Sequence[str], index: str | None, storage_options: dict[str, Any]) -> tuple[str, ...]:
+def _common_fields(urls: Sequence[str], index: str | None, storage_options: dict[str, Any]) -> tuple[str, ...]:
     """Return the fields of all samples in the first shard; image fields are alternatives."""
     storages = Storages(storage_options)
     listing = list_shards(urls, index, storages)
@@ -664,7 +664,7 @@ def _usual_fields(urls: Sequence[str], index: str | None, storage_options: dict[
 
 
 def image_fields(fields: Iterable[str]) -> list[str]:
-    """Return the fields of images: `mask.png` and the like only if there is no other."""
+    """Return the fields of images; fields such as `mask.png` only if there are no others."""
     images = sorted(filter(is_image, fields))
     return [name for name in images if "." not in name] or images
 
@@ -682,22 +682,22 @@ def _arrivals(loader: streamload.StreamLoader) -> Iterator[float]:
 def tables(
     listing: Listing, storages: Storages, workers: int | None = None, *, labels: bool = False, label: str = ""
 ) -> AbstractContextManager[Iterator[tuple[int, ShardTable]]]:
-    """Give the size in bytes and the table of each shard, from its index or by reading the shard.
+    """Open an iterator of each shard's size in bytes and table, from its index or by reading the shard.
 
     Raises:
         StreamloadError: an index or a shard cannot be read, or is damaged.
     """
-    dataset, finding = Dataset(listing, storages), Lock()
+    dataset, lock = Dataset(listing, storages), Lock()
 
     def read(number: int, on_bytes: OnBytes) -> tuple[int, ShardTable]:
-        with finding:
+        with lock:
             table = dataset.find(number)
         if table is None:
             result = read_whole(dataset.url(number), on_bytes, storages=storages, labels=labels)
             return result.bytes, result.table
         return listing.shard(number).bytes, table
 
-    return each(read, range(len(listing.shards)), workers, label=label)
+    return in_order(read, range(len(listing.shards)), workers, label=label)
 
 
 def read_whole(url: str, on_bytes: OnBytes, *, storages: Storages, **options: Any) -> ReadShard:
@@ -717,16 +717,16 @@ def read_whole(url: str, on_bytes: OnBytes, *, storages: Storages, **options: An
 
 
 @contextmanager
-def each(
+def in_order(
     function: Callable[[_Item, OnBytes], _Result],
     items: Sequence[_Item],
     workers: int | None = None,
     pool: Pool | None = None,
     label: str = "",
 ) -> Iterator[Iterator[_Result]]:
-    """Call a function for each shard, on threads or in a pool, and yield the results in order; a label shows progress.
+    """Call a function for each shard, on threads or in a pool, and open an iterator of the results in order.
 
-    Leaving the context stops all calls.
+    A label shows progress. Leaving the context stops all calls.
     """
     stopped, counting = Event(), Lock()
     with Progress(label, len(items), "shards") if label else nullcontext() as progress:
@@ -755,4 +755,4 @@ def each(
 
 
 class _StoppedError(Exception):
-    """Another shard failed, or the user interrupted."""
+    """Stop a call, because another one failed or the user interrupted."""

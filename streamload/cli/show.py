@@ -1,4 +1,4 @@
-"""`streamload show`: one picture of some samples, as they are stored."""
+"""`streamload show`: draw some samples, as they are stored, to one picture."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ if TYPE_CHECKING:
     from PIL import Image, ImageFont
 
 _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".webp": "WEBP"}
+# In pixels.
 _CELL = 192
 _MARGIN = 16
 _LINE = 16
 _GAP = 4
+
 _INK = (34, 34, 34)
 _PAPER = (255, 255, 255)
 _COLOURS = ((225, 60, 50), (20, 140, 70), (50, 90, 220), (200, 120, 0), (150, 50, 180), (0, 140, 160))
-_DARK = 32
+_DARK = 32  # an image without a brighter pixel is stretched
 
 
 def show_command(
@@ -95,16 +97,16 @@ def show_command(
     from PIL import Image
 
     count = counted(len(batch), "sample")
-    which = f"the first {count}" if seed is None else f"{count} at random by seed {seed}"
+    choice = f"the first {count}" if seed is None else f"{count} at random by seed {seed}"
     cells = [_cell(sample, classes) for sample in batch]
     columns = min(columns, len(cells))
     top, width, height = 2 * _MARGIN + _LINE * 2, _CELL + _MARGIN, max(cell.height for cell in cells) + _MARGIN
     sheet = Image.new("RGB", (_MARGIN + columns * width, top - (-len(cells) // columns) * height), _PAPER)
-    _write(sheet, _MARGIN, _MARGIN, [f"{without_secrets(urls[0])}{' and others' if len(urls) > 1 else ''}", which])
+    _write(sheet, _MARGIN, _MARGIN, [f"{without_secrets(urls[0])}{' and others' if len(urls) > 1 else ''}", choice])
     for number, cell in enumerate(cells):
         sheet.paste(cell, (_MARGIN + number % columns * width, top + number // columns * height))
     replace_file(output, lambda file: sheet.save(file, format=kind), durable=False)
-    print_line(f"{output}: {which}, {sheet.width} x {sheet.height} pixels")
+    print_line(f"{output}: {choice}, {sheet.width} x {sheet.height} pixels")
 
 
 def _write(picture: Image.Image, x: int, y: int, lines: Sequence[str]) -> None:
@@ -122,7 +124,7 @@ def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     try:
         return ImageFont.truetype("DejaVuSans.ttf", 11)
     except OSError:
-        return ImageFont.load_default(12)  # without accents
+        return ImageFont.load_default(12)  # lacks accents
 
 
 def _cell(sample: Mapping[str, Any], classes: Sequence[str]) -> Image.Image:
@@ -167,7 +169,7 @@ def _cell(sample: Mapping[str, Any], classes: Sequence[str]) -> Image.Image:
 
 
 def _as_image(value: Any) -> Image.Image | None:
-    """Return an array as an RGB image, with dark values and those beyond bytes stretched; None for no image."""
+    """Return an array as an RGB image, stretched if it is dark or not of bytes; None if it is not an image."""
     from PIL import Image
 
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "uif" or min(value.shape[:2], default=0) <= 3:
@@ -183,7 +185,7 @@ def _as_image(value: Any) -> Image.Image | None:
 
 
 def _drawn(image: Image.Image, boxes: Sequence[tuple[Sequence[float], str]]) -> Image.Image:
-    """Return an image at its size on the sheet, with its boxes."""
+    """Return an image in the size of its cell, with its boxes."""
     from PIL import ImageDraw
 
     scale = _CELL / max(image.size)
