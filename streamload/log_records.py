@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Logged(NamedTuple):
-    """A log record for the trainer's loggers; it may be sent between any two messages, and is no answer.
+    """A log record for the trainer's loggers. It may be sent between any two messages, and does not answer any.
 
     Attributes:
         fields: the record's attributes that are numbers or text.
@@ -38,8 +38,8 @@ class Logged(NamedTuple):
             self.handle()
 
 
-def forward_records(take: Callable[[Logged], None]) -> None:
-    """Pass all records of this process to `take`, and to no handler, even if the user's modules add some."""
+def forward_records(send: Callable[[Logged], None]) -> None:
+    """Pass all records of this process to `send` instead of handlers, even if the user's modules add some."""
     owner, call_handlers = os.getpid(), logging.Logger.callHandlers
 
     def forward(logger: logging.Logger, record: logging.LogRecord) -> None:
@@ -50,19 +50,19 @@ def forward_records(take: Callable[[Logged], None]) -> None:
         if logged is None:
             call_handlers(logger, record)
         else:
-            take(logged)
+            send(logged)
 
     logging.Logger.callHandlers = forward  # type: ignore[method-assign, assignment]
 
 
 def log_levels() -> tuple[tuple[str, int], ...]:
-    """Return the levels set in this process, by logger."""
+    """Return the levels that are set in this process, by logger."""
     named = logging.root.manager.loggerDict.items()
     levels = [(name, logger.level) for name, logger in named if isinstance(logger, logging.Logger) and logger.level]
     return ("root", logging.root.level), *levels
 
 
 def set_log_levels(levels: tuple[tuple[str, int], ...]) -> None:
-    """Set the levels of another process."""
+    """Set levels that `log_levels` returned in another process."""
     for name, level in levels:
         logging.getLogger(name).setLevel(level)

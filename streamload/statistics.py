@@ -17,10 +17,9 @@ from streamload.workers.launchers import processors_of_rank
 
 # Shorter runs are not judged: the pipeline is still filling.
 _LEAST_S, _LEAST_BATCHES = 1.0, 5
-
+# The loop's share of waiting below which the step is the bottleneck.
 _SMALL_WAIT = 0.05
-
-# A first batch later than this, and slower than all others together, is mentioned.
+# The verdict mentions a first batch that took longer than this, and longer than all others together.
 _LATE_S = 5.0
 
 
@@ -28,9 +27,9 @@ class Machine(NamedTuple):
     """The processors of a run.
 
     Attributes:
-        workers: of the loader; 0 if the trainer makes the batches.
-        processors: available to this rank.
-        all_processors: of the machine; 0 if the workers are on other machines.
+        workers: the loader's workers; 0 if the trainer makes the batches.
+        processors: the processors available to this rank.
+        all_processors: all processors of the machine; 0 if the workers are on other machines.
     """
 
     workers: int
@@ -56,23 +55,23 @@ def find_limit(totals: Totals, machine: Machine) -> Limit:
     """Return the bottleneck of a run.
 
     Args:
-        totals: without the first batch, as in `Statistics.settled`.
-        machine: of the run.
+        totals: the sums without the first batch, as in `Statistics.settled`.
+        machine: the processors of the run.
     """
     total_s = totals["loop_worked_s"] + totals["loop_waited_s"]
     batches = int(totals["batches"])
     if total_s < _LEAST_S or batches < _LEAST_BATCHES or not totals["samples"]:
-        given = f"{counted(batches, 'batch')} after the first one in {total_s:.1f} s"
-        return Limit("unknown", f"nothing that shows yet: {given} are too short a run to judge")
+        run = f"{counted(batches, 'batch')} after the first one in {total_s:.1f} s"
+        return Limit("unknown", f"nothing that shows yet: {run} are too short a run to judge")
     share = totals["loop_waited_s"] / total_s
     if share < _SMALL_WAIT:
-        return Limit("step", f"the training step: after the first batch it waits for data {share:.1%} of its time")
+        return Limit("step", f"the training step: after the first batch the loop waits {share:.1%} of its time")
     waits = f"the loop waits {share:.0%} of its time"
     match next(iter(totals.parts("awaited_s")), "work"):
         case "network":
             return Limit("network", _network(totals, waits))
         case "memory":
-            figure = f"what is fetched next finds no room in it, and {waits}"
+            figure = f"it has no room for the next part, and {waits}"
             return Limit("memory", f"memory_budget: {figure}; a larger memory_budget fetches further ahead")
         case "scan":
             figure = f"{waits} while shards without an index are scanned"
@@ -102,7 +101,7 @@ def _work(totals: Totals, machine: Machine, total_s: float, waits: str) -> Limit
         return Limit(
             "machine",
             f"this machine: other processes take {others_s / machine_s:.0%} of its processors, so workers that could "
-            f"run stand still {delayed:.0%} of their time, and {waits}; run fewer of them",
+            f"run stand still {delayed:.0%} of their time, and {waits}; run fewer other processes",
         )
     costs: list[tuple[float, str]] = [(totals["collate_s"], "collating"), (totals["scan_s"], "reading tar headers")]
     costs += [(seconds, f"decoding {name!r}") for name, seconds in totals.parts("decode_s").items()]
@@ -154,9 +153,9 @@ class Statistics:
         limit: the bottleneck of this run: the stage, and the sentence of `verdict`.
         verdict: the bottleneck of this run and a remedy, in one sentence.
         skipped_members: members that belong to no sample, by reason, in the shards scanned in this run.
-        totals: sums by name, which ends in the unit; see `as_dict`.
+        totals: sums by name, as in `as_dict`.
         settled: totals without the first batch, which includes the start of processes; the basis of the verdict.
-        machine: of the loader.
+        machine: the processors of the run.
     """
 
     def __init__(self, totals: Totals, settled: Totals, skipped_members: Mapping[str, int], machine: Machine) -> None:
@@ -193,15 +192,15 @@ class Statistics:
     def as_dict(self) -> dict[str, float]:
         """Return flat numbers by name, for TensorBoard, Weights & Biases or a log.
 
-        Names end in their unit. They are sums over the loader's life, so `now.since(before).as_dict()` has those of an
-        interval.
+        Names end in their unit. The numbers are sums over the loader's life; `now.since(before).as_dict()` returns the
+        sums of an interval.
         """
         return dict(sorted(self.totals.items()))
 
     def __repr__(self) -> str:
         totals = self.totals
-        made = f"{counted(self.samples, 'sample')} in {counted(self.batches, 'batch')}"
-        lines = [f"{made}, {self.payload_bytes / 1e6:.1f} MB read"]
+        delivered = f"{counted(self.samples, 'sample')} in {counted(self.batches, 'batch')}"
+        lines = [f"{delivered}, {self.payload_bytes / 1e6:.1f} MB read"]
         for name, stage in self.stages.items():
             if name == "fetch" and not self.requests:
                 continue
@@ -238,9 +237,9 @@ class Meter:
     """Sum the trainer's own measurements, and its feeders' reports, over all passes.
 
     Attributes:
-        workers: of the loader.
-        totals: of the trainer itself.
-        events: of a trace, while one is recorded.
+        workers: the number of the loader's workers.
+        totals: the sums of the trainer itself.
+        events: the events of a trace, while it is recorded; else None.
     """
 
     workers: int = 0
@@ -254,14 +253,14 @@ class Meter:
     _processor_s: float = field(default_factory=process_time)
     _machine_s: float = field(default_factory=_machine_processor_s)
 
-    def note_totals(self, totals: Totals | None, skipped_members: Mapping[str, int], feeder: object) -> None:
+    def record_totals(self, totals: Totals | None, skipped_members: Mapping[str, int], feeder: object) -> None:
         """Record a feeder's sums so far."""
         if self._feeder is None or self._feeder() is not feeder:
             self._of_earlier_feeders.add(self._of_feeder)
             self._of_feeder, self._feeder = Totals(), weakref.ref(feeder)
         if totals is not None:
             self._of_feeder = Totals(totals)
-        if skipped_members:  # two feeders skip the same members
+        if skipped_members:  # the largest count, since two feeders skip the same members
             self._skipped = Counter(self._skipped) | Counter(skipped_members)
 
     def add_batch(self, samples: int) -> None:
@@ -283,8 +282,8 @@ class Meter:
         """Return the statistics for the user.
 
         Args:
-            skipped_samples: their number.
-            processors_elsewhere: of each feeder on another machine; None for local feeders.
+            skipped_samples: the number of skipped samples.
+            processors_elsewhere: the processors of each feeder on another machine; None for local feeders.
         """
         self.totals["skipped_samples"] = skipped_samples
         now = self._now()

@@ -9,72 +9,12 @@ from typing import Any, NamedTuple
 
 from streamload.errors import without_secrets
 
-# From top to bottom.
+# The groups of tracks in a trace, from top to bottom.
 _TRACKS = ("loop", "worker", "connection")
 
 
-class Event(NamedTuple):
-    """A span of time.
-
-    Attributes:
-        kind: "step" and "wait" of the loop, "task" and "scan" of a worker, "fetch".
-        track: "loop", "worker 4711" or "connection". Connections' events may overlap.
-        start_s: by `time.perf_counter`, shared by all processes of a machine on Linux.
-        seconds: its duration.
-        details: shown for the event.
-    """
-
-    kind: str
-    track: str
-    start_s: float
-    seconds: float
-    details: Mapping[str, Any]
-
-
-def trace_json(events: Iterable[Event]) -> str:
-    """Return the text of a trace file."""
-    ordered = sorted(events, key=lambda event: event.start_s)
-    begins_s = ordered[0].start_s if ordered else 0.0
-    lines: dict[str, int] = {}
-    shown = []
-    for event, track in _on_tracks(ordered):
-        number = lines.setdefault(track, (1 + _TRACKS.index(track.split(maxsplit=1)[0])) * 10_000 + len(lines))
-        shown.append(
-            {
-                "name": event.kind,
-                "cat": event.kind,
-                "ph": "X",
-                "ts": round((event.start_s - begins_s) * 1e6, 3),
-                "dur": round(event.seconds * 1e6, 3),
-                "pid": 1,
-                "tid": number,
-                "args": {k: without_secrets(v) if isinstance(v, str) else v for k, v in event.details.items()},
-            }
-        )
-    return json.dumps({"traceEvents": [*_names(lines), *shown], "displayTimeUnit": "ms"}, separators=(",", ":"))
-
-
-def _names(lines: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    yield {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "streamload"}}
-    for track, number in lines.items():
-        yield {"name": "thread_name", "ph": "M", "pid": 1, "tid": number, "args": {"name": track}}
-        yield {"name": "thread_sort_index", "ph": "M", "pid": 1, "tid": number, "args": {"sort_index": number}}
-
-
-def _on_tracks(ordered: Sequence[Event]) -> Iterator[tuple[Event, str]]:
-    """Yield each event with its track; a connection's event gets the first free track."""
-    free_at_s: list[float] = []
-    for event in ordered:
-        if event.track != "connection":
-            yield event, event.track
-            continue
-        number = next((n for n, free_s in enumerate(free_at_s) if free_s <= event.start_s), len(free_at_s))
-        free_at_s[number : number + 1] = [event.start_s + event.seconds]
-        yield event, f"connection {number + 1}"
-
-
 class Totals(dict[str, float]):
-    """Numbers by name, 0 by default. A name ends in its unit, as in `decode_s`, or has a part, as in `decode_s/jpg`."""
+    """Sums by name, 0 by default. A name ends in its unit (`decode_s`), or has a part after it (`decode_s/jpg`)."""
 
     def __missing__(self, name: str) -> float:
         return 0.0
@@ -91,12 +31,12 @@ class Totals(dict[str, float]):
 
     def parts(self, name: str) -> dict[str, float]:
         """Return the parts of a name, by the text after the slash, largest first."""
-        found = {key[len(name) + 1 :]: amount for key, amount in self.items() if key.startswith(f"{name}/")}
-        return dict(sorted(found.items(), key=lambda each: -each[1]))
+        parts = {key[len(name) + 1 :]: amount for key, amount in self.items() if key.startswith(f"{name}/")}
+        return dict(sorted(parts.items(), key=lambda each: -each[1]))
 
 
 class TimeIntegral:
-    """Integrate a changing number over time. Two integrals give the mean between them."""
+    """Integrate a changing number over time. The difference of two integrals gives the mean in between."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
@@ -113,3 +53,63 @@ class TimeIntegral:
         before_s, self._since_s = self._since_s, self._clock()
         self._sum += self._value * (self._since_s - before_s)
         return self._sum
+
+
+class Event(NamedTuple):
+    """A span of time in a trace.
+
+    Attributes:
+        kind: "step" and "wait" of the loop, "task" and "scan" of a worker, "fetch".
+        track: "loop", "worker 4711" or "connection". Connections' events may overlap.
+        start_s: by `time.perf_counter`, shared by all processes of a machine on Linux.
+        seconds: the duration.
+        details: values to show with the event.
+    """
+
+    kind: str
+    track: str
+    start_s: float
+    seconds: float
+    details: Mapping[str, Any]
+
+
+def trace_json(events: Iterable[Event]) -> str:
+    """Return the text of a trace file."""
+    ordered = sorted(events, key=lambda event: event.start_s)
+    origin_s = ordered[0].start_s if ordered else 0.0
+    numbers: dict[str, int] = {}
+    entries = []
+    for event, track in _on_tracks(ordered):
+        number = numbers.setdefault(track, (1 + _TRACKS.index(track.split(maxsplit=1)[0])) * 10_000 + len(numbers))
+        entries.append(
+            {
+                "name": event.kind,
+                "cat": event.kind,
+                "ph": "X",
+                "ts": round((event.start_s - origin_s) * 1e6, 3),
+                "dur": round(event.seconds * 1e6, 3),
+                "pid": 1,
+                "tid": number,
+                "args": {k: without_secrets(v) if isinstance(v, str) else v for k, v in event.details.items()},
+            }
+        )
+    return json.dumps({"traceEvents": [*_names(numbers), *entries], "displayTimeUnit": "ms"}, separators=(",", ":"))
+
+
+def _names(numbers: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    yield {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "streamload"}}
+    for track, number in numbers.items():
+        yield {"name": "thread_name", "ph": "M", "pid": 1, "tid": number, "args": {"name": track}}
+        yield {"name": "thread_sort_index", "ph": "M", "pid": 1, "tid": number, "args": {"sort_index": number}}
+
+
+def _on_tracks(ordered: Sequence[Event]) -> Iterator[tuple[Event, str]]:
+    """Yield each event with its track; a connection's event gets the first free track."""
+    free_at_s: list[float] = []
+    for event in ordered:
+        if event.track != "connection":
+            yield event, event.track
+            continue
+        number = next((n for n, free_s in enumerate(free_at_s) if free_s <= event.start_s), len(free_at_s))
+        free_at_s[number : number + 1] = [event.start_s + event.seconds]
+        yield event, f"connection {number + 1}"

@@ -34,7 +34,7 @@ def test_the_table_says_how_much_of_the_wait_was_for_the_first_batch() -> None:
     lines = str(meter.statistics(skipped_samples=0)).splitlines()
     (loop,) = [line for line in lines if line.startswith("  loop")]
     assert loop.endswith("waited    3.939 s, 3.700 s of it for the first batch")
-    assert lines[-1] == "  limited by the training step: after the first batch it waits for data 2.0% of its time"
+    assert lines[-1] == "  limited by the training step: after the first batch the loop waits 2.0% of its time"
 
 
 def test_a_run_adds_up(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ FETCHING = {
 @pytest.mark.parametrize(
     ("stage", "changed", "said"),
     [
-        ("step", {"loop_worked_s": 9.8, "loop_waited_s": 0.2}, "waits for data 2.0% of its time"),
+        ("step", {"loop_worked_s": 9.8, "loop_waited_s": 0.2}, "the loop waits 2.0% of its time"),
         ("work", {}, "decoding 'jpg' is 92% of the work: 2 workers are busy 98% of the time, and the loop waits 90%"),
         ("work", {"transform_s/jpg: crop": 30.0}, "the transform (jpg: crop) is 61% of the work"),
         ("work", {"collate_s": 40.0}, "collating is 68% of the work"),

@@ -17,10 +17,10 @@ _FOR_EVERY_DEVICE = 1  # cudaHostRegisterPortable
 
 
 class Cuda:
-    """Page-locks slots, and copies batches to a device.
+    """Page-lock slots, and copy batches to a device.
 
-    Torch does not keep memory that we page-lock until a queued copy is done: the fence does. CUDA is initialized by the
-    first slot or batch, so a program may call `torch.cuda.set_device` after it has made the loader.
+    Torch does not keep the slots until a queued copy is done, since it has not page-locked them: `fence` does. CUDA is
+    initialized by the first slot or batch, so a program may call `torch.cuda.set_device` after it has made the loader.
 
     Attributes:
         device: the target; without an index, the current device at the first use.
@@ -31,7 +31,7 @@ class Cuda:
         self._stream: torch.cuda.Stream | None = None
 
     def lock(self, memory: Bytes) -> None:
-        """Page-lock a slot until it is unmapped. Memory that CUDA refuses stays as it is: copies from it wait."""
+        """Page-lock a slot until it is unmapped. If CUDA refuses, the slot stays as it is, and copies from it block."""
         if not torch.cuda.is_available():
             return
         device = self._resolved()
@@ -39,7 +39,7 @@ class Cuda:
         with torch.cuda.device(device):
             refused = int(torch.cuda.cudart().cudaHostRegister(address, memory.nbytes, _FOR_EVERY_DEVICE))
         if not refused:
-            # Finalizers run last made, first called: so before the one that unmaps the memory.
+            # The newest finalizer runs first, so this one precedes the finalizer that unmaps the memory.
             weakref.finalize(memory, _unlock, address, device).atexit = False
 
     def fence(self) -> Callable[[], bool]:
@@ -81,7 +81,7 @@ class Cuda:
             moved = map_tensors(batch, begin)
         copied = stream.record_event()
 
-        def give() -> Any:
+        def wait() -> Any:
             callers = torch.cuda.current_stream(device)
             callers.wait_event(copied)
             for tensor in copies:
@@ -90,7 +90,7 @@ class Cuda:
                 tensor.record_stream(callers)
             return moved
 
-        return give
+        return wait
 
     def _resolved(self) -> torch.device:
         """Return the device; by default one that is in use already."""
@@ -103,7 +103,7 @@ class Cuda:
 
 def _devices_in_use() -> list[int]:
     """Return the devices with a CUDA context in this process."""
-    # Private, but all that is public makes a context where there is none.
+    # Private, but public functions create a context if there is none.
     has_context = torch._C._cuda_hasPrimaryContext  # noqa: SLF001
     return [device for device in range(torch.cuda.device_count()) if has_context(device)]
 
@@ -112,7 +112,7 @@ def _unlock(address: int, device: torch.device) -> None:
     """Unlock memory after all copies."""
     if not torch.cuda.is_initialized():  # in a fork, where CUDA cannot be used
         return
-    with suppress(RuntimeError):  # CUDA has failed before: then nothing is copied any more
+    with suppress(RuntimeError):  # CUDA has failed before, so no copy is running
         for used in _devices_in_use():
             torch.cuda.synchronize(used)
     with torch.cuda.device(device):
@@ -120,7 +120,7 @@ def _unlock(address: int, device: torch.device) -> None:
 
 
 def device_for(device: Any) -> torch.device | None:
-    """Return the device that `device=` names: None for the host.
+    """Return the device that `device=` names; None for the host.
 
     Raises:
         ValueError: it is not an available CUDA device.
@@ -130,7 +130,7 @@ def device_for(device: Any) -> torch.device | None:
     try:
         wanted = torch.device(f"cuda:{device}" if type(device) is int else device)
     except (TypeError, RuntimeError) as error:
-        raise ValueError(f'device={device!r} is no device; "cuda", "cuda:0" or 0 would be one') from error
+        raise ValueError(f'device={device!r} is not a device; give "cuda", "cuda:0" or 0') from error
     if wanted.type == "cpu":
         return None
     if wanted.type != "cuda":
@@ -150,7 +150,7 @@ def device_for(device: Any) -> torch.device | None:
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a nest with every tensor changed, in new containers; all else is the same object."""
+    """Return nested containers anew, with `change` applied to every tensor; other objects stay the same."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         return change(value)
@@ -161,7 +161,7 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     if is_named_tuple(kind):
         return kind(*(map_tensors(item, change) for item in value))
     if isinstance(value, MutableMapping):
-        changed = copy(value)  # so that it keeps its class and whatever else it holds
+        changed = copy(value)  # keeps its class and its other attributes
         for key in value:
             changed[key] = map_tensors(value[key], change)
         return changed

@@ -27,13 +27,12 @@ from streamload.trainer.feeder_link import Connection, FeederDiedError, FeederLi
 _log = logging.getLogger("streamload")
 
 MOST_KEPT = 10_000
-"""Errors of samples that were left out; each holds a traceback as text."""
+"""The most errors of left-out samples that are kept; each holds a traceback as text."""
 _MAX_LOGGED = 5
-
+# A wait is logged after this time, and then at this interval.
 WAIT_LOGGED_AFTER_S, WAIT_LOGGED_EVERY_S = 10.0, 60.0
-
-# How often a pass that waits looks whether another thread or task has ended it.
-_LOOK_UP_S = 1.0
+# How often a waiting pass checks if another thread or task has ended it.
+_CHECK_S = 1.0
 
 
 def acquire_for_thread(in_use: RLock) -> None:
@@ -67,19 +66,19 @@ class Cursor:
         return (self.epoch + 1 if self.epoch_to_come is None else self.epoch_to_come), 0
 
     def to_save(self) -> tuple[int, int]:
-        """Return where to resume: here, unless the user has named another epoch since a pass."""
+        """Return the epoch and position to resume from: the current ones, unless the user has named another epoch."""
         if self.state != "running" and self.epoch_to_come is not None:
             return self.next_start()
         return self.epoch, self.position
 
 
 class BatchBuilder:
-    """Builds the batches of a loader, and applies `on_error` to failed samples.
+    """Build the batches of a loader, and apply `on_error` to failed samples.
 
     Attributes:
-        repeats: replace a batch whose samples all failed by the one before it.
+        repeats: replace a batch whose samples all failed by the previous batch.
         skipped: errors of samples that were left out or replaced, in order; the newest `MOST_KEPT`.
-        n_skipped: the number of all of them.
+        n_skipped: the number of such errors, including the ones that are not kept.
     """
 
     def __init__(self, on_error: OnError, *, repeats: bool) -> None:
@@ -113,7 +112,7 @@ class BatchBuilder:
         assert batch.done.layout is not None
         layout = self._layouts.get(batch.done.layout)
         if layout is None:
-            if len(self._layouts) > 1000:  # batches of ever new shapes
+            if len(self._layouts) > 1000:  # the shapes of batches keep changing
                 self._layouts.clear()
             layout = self._layouts[batch.done.layout] = pickle.loads(batch.done.layout)
         return build_batch(layout, memory, batch.done.rows, load_values(batch.done.values, memory))
@@ -154,11 +153,11 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._move = move
         self._on_nothing = on_nothing
         self._last_good: tuple[ReadyBatch, Bytes] | None = None
-        self._owed: deque[int] = deque()  # the ends of batches to give next
-        # The next batch, or what moves it to a device, with its samples and its end; or its error.
+        self._owed: deque[int] = deque()  # the end positions of the batches to return next
+        # The next batch, or the function that returns it on the device, with its samples and its end; or its error.
         self._ahead: tuple[Any, int, int] | Exception | None = None
         self._feeder_died = False  # and no batch has come since
-        self._gave_s: float | None = None  # when the loop got its last batch
+        self._returned_s: float | None = None  # when the loop got its last batch
         self._skipped_before = batch_builder.n_skipped
         self._turning = Lock()
         self._ended: str | None = None  # `_FINISHED`, or why before that
@@ -182,59 +181,59 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         acquire_for_thread(self._in_use)
         try:
             self._refuse_ended()
-            if self._gave_s is not None and requested_s > self._gave_s:
-                self._meter.add_time("step", requested_s - self._gave_s)
-                self._gave_s = requested_s
+            if self._returned_s is not None and requested_s > self._returned_s:
+                self._meter.add_time("step", requested_s - self._returned_s)
+                self._returned_s = requested_s
             try:
                 with self._turning:
                     batch = self._next(receive)
             except StopIteration:
-                # Not sooner: a state must not depend on when they came.
+                # Only now, since a saved state must not depend on the time at which the counts came.
                 link = self._link
                 link.counts = link.counts or self.connection.counts
                 self._finish()
-                if self._gave_s is None:
+                if self._returned_s is None:
                     self._on_nothing(self._start)
                 raise
             except BaseException as error:
                 if self.connection.closed and current_thread().daemon and not main_thread().is_alive():
-                    Event().wait()  # for the interpreter's end, as daemon threads do in C code
-                if self._ended and isinstance(error, Exception):  # by another thread: what was in use is gone
+                    Event().wait()  # daemon threads wait for the end of the interpreter, as in C code
+                if self._ended and isinstance(error, Exception):  # another thread has closed resources in use
                     raise LoaderClosedError(f"this pass is over: {self._ended}") from error
-                # After an error of ours the loop may go on from where it stands; Ctrl-C is a way to leave it.
+                # After an error the next pass continues from the loop's position; Ctrl-C leaves the pass.
                 self._end_processes("it was ended by an error", "ready" if isinstance(error, Exception) else "left")
-                if isinstance(error, StreamloadError):  # frames of ours tell the user nothing
+                if isinstance(error, StreamloadError):  # the library's own frames tell the user nothing
                     raise error.with_traceback(None) from error.__cause__
                 raise
             if batch is not None:
-                self._gave_s = perf_counter()
-                self._meter.add_time("wait", self._gave_s - requested_s)
+                self._returned_s = perf_counter()
+                self._meter.add_time("wait", self._returned_s - requested_s)
             return batch
         finally:
             self._in_use.release()
 
     def _refuse_ended(self) -> None:
-        """Raise why this pass goes on no more, if it has ended or belongs to another process."""
+        """Raise an error if this pass has ended, or belongs to another process."""
         if self._ended == _FINISHED:
             raise StopIteration
         if self._ended:
             raise LoaderClosedError(f"this pass is over: {self._ended}")
         if self.connection.closed and self.connection.death is None:
-            if self.connection.owner == os.getpid():  # by another thread, while this pass began
+            if self.connection.owner == os.getpid():  # closed by another thread, while this pass began
                 raise LoaderClosedError("the loader was closed; make a new one")
             raise RuntimeError(
-                "this pass was begun by another process, of which this one is a fork; begin one here: iter(loader)"
+                "this pass was begun by a process from which this one was forked; begin another pass here: iter(loader)"
             )
 
     def _next(self, receive: Callable[[], Any]) -> tuple[Any] | None:
-        """Return what `_turn` does. Replace a dead feeder, but not two with no batch in between."""
+        """Return the next batch as `_turn` does. Replace a dead feeder, but not two with no batch in between."""
         while True:
             try:
-                if self.connection.death is not None:  # a call has found that; what was announced may be gone
+                if self.connection.death is not None:  # found by a call; announced batches may be lost
                     raise FeederDiedError(self.connection.death)
-                while (made := self._ahead or self._make()) is None:
+                while (ahead := self._ahead or self._make()) is None:
                     if self.connection.batches:  # the end of the epoch
-                        self._refuse_nothing()
+                        self._refuse_empty_epoch()
                         raise StopIteration
                     if (message := receive()) is None:
                         return None
@@ -244,13 +243,13 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                     raise second_death(error) from error
                 self._feeder_died = True
                 self._meter.totals.add({"restarted_workers": 1})
-                self._go_on_elsewhere()
+                self._request_rest()
             else:
                 break
         self._feeder_died, self._ahead = False, None
-        if isinstance(made, Exception):
-            raise made
-        batch, samples, end = made
+        if isinstance(ahead, Exception):
+            raise ahead
+        batch, samples, end = ahead
         if self._move is not None:
             self._look_ahead()
             batch = batch()
@@ -258,42 +257,42 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._meter.add_batch(samples)
         return (batch,)
 
-    def _refuse_nothing(self) -> None:
+    def _refuse_empty_epoch(self) -> None:
         """Raise an error if every sample of the epoch was left out."""
         kept, skipped = self._batch_builder.skipped, self._batch_builder.n_skipped - self._skipped_before
-        if skipped and self._gave_s is None:
+        if skipped and self._returned_s is None:
             which, shown = ("first", kept[-skipped]) if skipped <= len(kept) else ("last", kept[-1])
             raise SampleError(f"every one of {counted(skipped, 'sample')} has failed; the {which}: {shown}") from shown
 
-    def _go_on_elsewhere(self) -> None:
+    def _request_rest(self) -> None:
         """Request the rest of the epoch from a new feeder; batches before the first good one are not made again."""
         owed = tuple(self._owed) if self._last_good is None else ()
-        self._drop_ungiven()
+        self._drop_pending()
         self._owed.extend(owed)
         self._start = replace(self._start, position=owed[-1] if owed else self._cursor.position)
         self.connection = self._link.begin(self._start)
 
-    def _drop_ungiven(self) -> None:
+    def _drop_pending(self) -> None:
         self._owed.clear()
         self._ahead = None
 
     def is_unused(self) -> bool:
         """Return True until the loop has received a batch."""
-        return self._ended is None and not self._turning.locked() and self._gave_s is None
+        return self._ended is None and not self._turning.locked() and self._returned_s is None
 
     def restart(self, start: EpochStart) -> None:
-        """Iterate over another epoch, to which the cursor was set, instead of this unused one."""
+        """Iterate over another epoch instead of this unused one; the caller has set the cursor."""
         self.connection.abandon(self._start.number)
         self._start = start
-        self._drop_ungiven()
-        self._go_on_elsewhere()
+        self._drop_pending()
+        self._request_rest()
 
     def _receive(self) -> Any:
         """Wait for the feeder's next message; log the reason if that takes long."""
         since_s, log_after_s = perf_counter(), WAIT_LOGGED_AFTER_S
         while True:
             try:
-                return self.connection.receive(_LOOK_UP_S)
+                return self.connection.receive(_CHECK_S)
             except TimeoutError:
                 self._refuse_ended()
                 log_after_s = self._log_wait(perf_counter() - since_s, log_after_s)
@@ -303,7 +302,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         if waited_s < log_after_s:
             return log_after_s
         with Attempt() as attempt:  # an error of the feeder is raised at its batch's turn
-            why = self.connection.wait_reason() or "nothing shows why"
+            why = self.connection.wait_reason() or "the reason is unknown"
         if attempt.error is None:
             _log.warning("no batch has come for %.0f s: %s", waited_s, why)
         return waited_s + WAIT_LOGGED_EVERY_S
@@ -312,11 +311,11 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         if isinstance(message, Failed):
             if message.start in (None, self._start.identity) or message.start[0] > self._start.number:
                 raise error_from(message.failure)
-            self.connection.close()  # in work that nobody wants any more, and it does no other
-            self._go_on_elsewhere()
+            self.connection.close()  # it failed in an abandoned epoch, and does no more work
+            self._request_rest()
             return
         assert isinstance(message, Ready)
-        self._meter.note_totals(message.totals, message.skipped_members, self.connection)
+        self._meter.record_totals(message.totals, message.skipped_members, self.connection)
         if message.events and self._meter.events is not None:
             self._meter.events.extend(message.events)
         self.connection.batches.extend((message.start, batch) for batch in message.batches)
@@ -325,17 +324,17 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._batch_builder.skipped_members.inspect(message.skipped_members)
 
     def _make(self) -> tuple[Any, int, int] | None:
-        """Build the next pending batch; return it with its samples and its end.
+        """Build the next pending batch; return it with its number of samples and its end.
 
-        If every sample of a batch fails, the batch before is repeated, at the start of a pass the one after.
+        If every sample of a batch fails, the previous batch is repeated; at the start of a pass, the next one.
         """
         builder, pending, own = self._batch_builder, self.connection.batches, self._start.identity
         while pending and pending[0] != (own, None) and not (self._owed and self._last_good):
             start, ready = pending.popleft()
             if ready is None:
                 continue
-            memory = self.connection.lease(ready.slot)  # also that of a batch left out, which frees it
-            if start != own:  # of an epoch that was begun ahead, or abandoned
+            memory = self.connection.lease(ready.slot)  # even if the batch is left out, to free the slot
+            if start != own:  # of an abandoned epoch
                 continue
             builder.check(ready)
             if ready.done.layout is not None or builder.repeats:
@@ -371,23 +370,23 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             self._ahead = attempt.error
 
     def close(self) -> None:
-        """End the pass early, as leaving the loop does. Idempotent. As a generator's, its loop ends."""
+        """End the pass early, as leaving the loop does. A loop over it ends without an error. Idempotent."""
         self.end(_CLOSED if self._turning.locked() else _FINISHED)
 
     def end(self, why: str) -> None:
         """End the pass where it stands, without waiting.
 
-        The feeder abandons the epoch. Its processes end only if this pass waits for a batch, in another thread or
-        further up in this one.
+        The feeder abandons the epoch. Its processes end only if this pass waits for a batch, in another thread or in a
+        caller of this function.
         """
         if self._ended is not None:
             return
         is_idle = self._in_use.acquire(blocking=False)
         try:
-            # Closed in a fork, or when the interpreter ends.
+            # The connection is closed in a fork, and when the interpreter ends.
             if not is_idle or self._turning.locked() or self.connection.closed:
                 self._end_processes(why)
-            elif self._gave_s is not None and self._cursor.position >= self._link.last_position(self._start):
+            elif self._returned_s is not None and self._cursor.position >= self._link.last_position(self._start):
                 self._finish()
             else:
                 self._stop(why)
@@ -404,10 +403,10 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self.connection.close()
 
     def _stop(self, why: str, state: Literal["ready", "left"] = "left") -> None:
-        """End the pass early. Without a batch, its epoch is still to begin."""
+        """End the pass early. If the loop has received no batch, the epoch has not begun."""
         self._ended = why
-        self._cursor.state = "ready" if self._gave_s is None else state
-        self._drop_ungiven()
+        self._cursor.state = "ready" if self._returned_s is None else state
+        self._drop_pending()
         self._last_good = None
 
     def _finish(self) -> None:
@@ -424,15 +423,15 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         return self
 
     async def __anext__(self) -> Any:
-        """Return the next batch. Other coroutines run before, and while this waits; a cancelled wait loses nothing."""
+        """Return the next batch. Other coroutines run first, and during the wait; a cancelled wait loses no batch."""
         try:
             await asyncio.sleep(0)
             requested_s, log_after_s = perf_counter(), WAIT_LOGGED_AFTER_S
             while (batch := self._turn(self._receive_unless_waiting, requested_s)) is None:
-                if not await _readable(self.connection, _LOOK_UP_S):
+                if not await _readable(self.connection, _CHECK_S):
                     log_after_s = self._log_wait(perf_counter() - requested_s, log_after_s)
             return batch[0]
-        except StopIteration:  # which must not leave a coroutine
+        except StopIteration:  # a coroutine must not raise it
             raise StopAsyncIteration from None
 
     def _receive_unless_waiting(self) -> Any:
@@ -448,7 +447,7 @@ async def _readable(connection: Connection, timeout_s: float) -> bool:
     """Wait for a message of a feeder, or its end. Return False on a timeout."""
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     assert connection.descriptor is not None
-    descriptor = os.dup(connection.descriptor)  # it may be closed meanwhile
+    descriptor = os.dup(connection.descriptor)  # the connection may be closed meanwhile
     loop.add_reader(descriptor, readable.set)
     try:
         async with asyncio.timeout(timeout_s):

@@ -22,7 +22,7 @@ _MOST_SHARD_BYTES = 1 << 40
 
 
 class CopiedShards(ResidentShards):
-    """Opens shards; those that only this process can read (`memory://`) as a decompressed copy."""
+    """Open local shards, and decompressed copies of shards that only this process can read (`memory://`)."""
 
     def __init__(self, listing: Listing, storages: Storages) -> None:
         self._copied = fetched_shards(listing, storages)
@@ -36,8 +36,8 @@ class CopiedShards(ResidentShards):
             return super().open(shard)
         listed = self._listing.shard(shard)
         storage = self._storages.for_url(listed.url)
-        found = storage.info(listed.url)
-        self._listing.pin(shard).check(listed.url, found.bytes, found.etag)
+        info = storage.info(listed.url)
+        self._listing.pin(shard).check(listed.url, info.bytes, info.etag)
         content = storage.read_bytes(listed.url, most_bytes=_MOST_SHARD_BYTES)
         descriptor = new_memory(0)
         try:
@@ -50,24 +50,24 @@ class CopiedShards(ResidentShards):
 
 
 class InProcessChannel:
-    """Reaches a feeder that works while a message is sent to it, by the methods of `Channel`."""
+    """Exchange messages with a feeder that works while a message is sent to it, by the methods of `Channel`."""
 
     def __init__(self, configure: Configure) -> None:
         self._arrived: deque[Message] = deque()
         self._working, self._closed = Lock(), False
         shards = CopiedShards(configure.listing, configure.fetching.storages)
-        configure = configure._replace(descriptors=configure.descriptors // 2)  # a slot has two here
+        configure = configure._replace(descriptors=configure.descriptors // 2)  # each slot has two here
         self._feeder = Feeder(configure, self._put, shards=shards)
 
     def _put(self, message: Any, descriptors: Sequence[int] = (), *, close: bool = False) -> None:
         self._arrived.append((message, list(descriptors) if close else [os.dup(each) for each in descriptors]))
 
     def send_all(self, messages: Sequence[Any]) -> None:
-        """Have the feeder handle messages."""
+        """Let the feeder handle messages."""
         with self._working:
             for message in messages:
                 self._feeder.handle(message)
-        if self._closed:  # meanwhile, by another thread or the handler of a signal
+        if self._closed:  # closed meanwhile, by another thread or a signal handler
             self.close()
 
     def receive_now(self) -> Message | None:
@@ -75,17 +75,17 @@ class InProcessChannel:
         return self._arrived.popleft() if self._arrived else None
 
     def receive(self, _timeout_s: float | None) -> Message:
-        """Return the next message, which has arrived when its task is done."""
+        """Return the next message, which has arrived once the caller has done all tasks."""
         if not self._arrived:
-            raise RuntimeError("the feeder has nothing to do and nothing to say")
+            raise RuntimeError("the feeder has neither a task nor a message")
         return self._arrived.popleft()
 
     def wait_reason(self) -> str:
-        """Return nothing: there is nothing to wait for."""
+        """Return no reason, since this channel never waits."""
         return ""
 
     def close(self, *, ends: bool = True) -> None:  # noqa: ARG002
-        """Close the feeder, and what was not received; after the messages that are being handled. Idempotent."""
+        """Close the feeder and unreceived descriptors, after messages that are being handled. Idempotent."""
         self._closed = True
         if self._working.acquire(blocking=False):
             self._feeder.close()
