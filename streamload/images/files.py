@@ -5,8 +5,8 @@ Conversion to RGB:
 
 * grey, palette and two-level images: each pixel's colour; CMYK and YCCK: Pillow's conversion;
 * alpha (RGBA, LA, palettes with transparency) is dropped without blending;
-* more than 8 bits a channel are refused, since depth maps and labels would lose information (except that Pillow scales
-  AVIF to 8 bits); so are floating-point and 32-bit pixels, whose range is unknown;
+* more than 8 bits per channel are refused, since depth maps and labels would lose information (except that Pillow
+  scales AVIF to 8 bits); so are floating-point and 32-bit pixels, whose range is unknown;
 * animations and multi-page files: the first picture.
 
 EXIF orientation is not applied, as in torchvision's default loader. A truncated file raises an error; it never becomes
@@ -38,11 +38,11 @@ R = TypeVar("R")
 PIXEL_LIMIT = 178_956_970
 """Maximum pixels of an image, as in Pillow; checked in the header before memory is allocated."""
 
-_WHOLE_SCANS_LIMIT = 32  # encoders write about 10; a small file of thousands of scans would decode for hours
+_WHOLE_SCANS_LIMIT = 32  # encoders write about 10; a small file with thousands would take hours to decode
 _WARNING_FORMATS = ("TIFF", "GIF")
 _TIFF_BITS_PER_SAMPLE = 258
 _PNG_METADATA = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
-# By Pillow's plugins, the first bytes of files; of AVIF those after the length of the first box.
+# The first bytes of files by Pillow's plugin; for AVIF, the bytes after the length of the first box.
 _SIGNATURES: dict[str, tuple[bytes, ...]] = {
     "Jpeg": (b"\xff\xd8\xff",),
     "Png": (b"\x89PNG\r\n\x1a\n",),
@@ -80,7 +80,7 @@ def decode_image(data: memoryview, *, out: NDArray[np.uint8] | None = None) -> N
         out: where to write, by the rules of `placing`; a JPEG of its size is decoded directly into it.
 
     Raises:
-        ValueError: unknown format, damaged, truncated, too large, more than 8 bits a channel, or pixels of unknown
+        ValueError: unknown format, damaged, truncated, too large, more than 8 bits per channel, or pixels of unknown
             range.
     """
     header = readable_jpeg_header(data)
@@ -111,21 +111,21 @@ def _check_size(
     if height * width > pixel_limit:
         raise ValueError(
             f"the image has {height} x {width} pixels, more than the limit of {pixel_limit}; "
-            "if it is no decompression bomb, hand over a decoder for this field with decode={...}"
+            "if that is intended, pass a decoder for this field in decode={...}"
         )
     scans = bytes(data).count(b"\xff\xda") if progressive else 0
     if scans * height * width > _WHOLE_SCANS_LIMIT * PIXEL_LIMIT:
         raise ValueError(
-            f"the JPEG has about {scans} scans over {height} x {width} pixels, which would take absurdly long; "
+            f"the JPEG has about {scans} scans over {height} x {width} pixels, which would take hours to decode; "
             "write it again with the usual 10 or so"
         )
 
 
 def _open(data: memoryview) -> ImageFile:
-    """Read the header with the Pillow plugin for the format of the first bytes.
+    """Read the header with the Pillow plugin that the first bytes select.
 
-    Unlike `PIL.Image.open`, which tries every format it knows, this never starts other programs, and does not warn
-    about large images, which are refused by an error.
+    Unlike `PIL.Image.open`, which tries all formats, this never starts other programs, and does not warn about large
+    images, which raise an error.
     """
     from PIL.Image import DecompressionBombError
 
@@ -142,7 +142,7 @@ def _open(data: memoryview) -> ImageFile:
 
 
 def _without_metadata(png: memoryview) -> bytes:
-    """Remove texts and the colour profile, which Pillow refuses if they are large."""
+    """Remove texts and the colour profile, since Pillow refuses large ones."""
     chunks, start = [png[:8]], 8
     while start < len(png):
         end = start + 12 + int.from_bytes(png[start : start + 4])
@@ -154,7 +154,7 @@ def _without_metadata(png: memoryview) -> bytes:
 
 @contextmanager
 def _damage_is_error(image_format: str | None) -> Iterator[None]:
-    """Raise Pillow's warnings of damage for some formats."""
+    """Turn Pillow's warnings of damage into errors, for some formats."""
     if image_format not in _WARNING_FORMATS:
         yield
         return
@@ -199,7 +199,7 @@ def _check_pixels(image: ImageFile) -> None:
     bits = _channel_bits(image)
     if 8 < bits < 32:
         raise ValueError(
-            f"the {image.format} image has {bits} bits a channel, of which 8 would be left; give a decoder for its "
+            f"the {image.format} image has {bits} bits a channel, and decoding would keep 8; give a decoder for its "
             "field, such as decode={'depth.png': images.unchanged}, store its values as npy, or convert it to 8 bits"
         )
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
@@ -210,7 +210,7 @@ def _check_pixels(image: ImageFile) -> None:
 
 
 def _channel_bits(image: ImageFile) -> int:
-    """Return the bits by the header; Pillow may have halved them in reading RGB."""
+    """Return the bits per channel by the header; the pixels may have fewer, since Pillow halves those of RGB."""
     from PIL.TiffImagePlugin import TiffImageFile
 
     if isinstance(image, TiffImageFile):
@@ -227,11 +227,11 @@ def unchanged(data: bytes) -> NDArray[Any]:
     """Decode the stored numbers, unconverted: depth maps, and masks of all kinds.
 
     Returns:
-        (height, width) for grey and palette images (indices of the colours); (height, width, channels) for all others:
-        2 of grey with alpha, 3 of RGB, 4 of RGBA or CMYK. uint8 or uint16; float32 or int32 of such a TIFF.
+        (height, width) for grey and palette images (indices of colours), else (height, width, channels), with 2
+        channels for grey with alpha, 3 for RGB, 4 for RGBA or CMYK. uint8 or uint16; float32 or int32 for such a TIFF.
 
     Raises:
-        ValueError: unknown format, damaged, truncated, too large, or of a depth that no dtype has.
+        ValueError: unknown format, damaged, truncated, too large, or of an unsupported depth.
     """
     view = memoryview(data)
     return read_with_pillow(view, lambda image: _stored_numbers(image, view))
@@ -241,28 +241,28 @@ def palette(data: bytes) -> NDArray[np.uint8]:
     """Decode a mask with a palette, or a grey one, to the class of each pixel.
 
     Returns:
-        uint8 (height, width): indices into the palette; of a grey image the stored values.
+        uint8 (height, width): indices into the palette, or the stored values of a grey image.
 
     Raises:
-        ValueError: the image has several or wider numbers for each pixel; or as for `unchanged`.
+        ValueError: a pixel has several numbers, or more than 8 bits; or as for `unchanged`.
     """
     numbers = unchanged(data)
     if numbers.ndim != 2 or numbers.dtype != np.uint8:
         raise ValueError(
-            f"the image has no palette: its pixels are {numbers.dtype} of shape {numbers.shape}; a decoder that takes "
-            "them as they are is images.unchanged"
+            f"the image has no palette: its pixels are {numbers.dtype} of shape {numbers.shape}; to decode them "
+            "unconverted use images.unchanged"
         )
     return numbers
 
 
 def grey(data: bytes) -> NDArray[np.uint8]:
-    """Decode the lightness of each pixel, computed from colours as by Pillow's `convert("L")`.
+    """Decode the lightness of each pixel, computed from colours like Pillow's `convert("L")`.
 
     Returns:
         uint8 (height, width).
 
     Raises:
-        ValueError: unknown format, damaged, truncated, too large, or more than 8 bits a channel.
+        ValueError: unknown format, damaged, truncated, too large, or more than 8 bits per channel.
     """
     return read_with_pillow(memoryview(data), lambda image: _converted(image, "L"))
 
@@ -270,7 +270,7 @@ def grey(data: bytes) -> NDArray[np.uint8]:
 def _stored_numbers(image: ImageFile, data: memoryview) -> NDArray[Any]:
     bits = _channel_bits(image)
     if 8 < bits < 32:
-        # Pillow would halve 16 bits of several channels, or scale them.
+        # Pillow would cut several channels of 16 bits to 8, or scale them.
         is_grey_with_alpha = any("LA;16" in str(tile.args) for tile in image.tile)
         cv2, pixels = opencv(), None
         if bits == 16:
@@ -282,7 +282,9 @@ def _stored_numbers(image: ImageFile, data: memoryview) -> NDArray[Any]:
             )
         if pixels.ndim == 2:
             return pixels  # type: ignore[no-any-return]
-        order = [0, 3] if is_grey_with_alpha else [2, 1, 0, *range(3, pixels.shape[2])]  # from blue, green, red
+        order = (
+            [0, 3] if is_grey_with_alpha else [2, 1, 0, *range(3, pixels.shape[2])]
+        )  # OpenCV's order is blue, green, red
         return np.ascontiguousarray(pixels[:, :, order])
     arguments = [tile.args for tile in image.tile]
     if image.format == "PPM":

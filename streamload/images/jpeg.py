@@ -1,11 +1,11 @@
 """Read JPEG headers, and decode no more of a picture than needed.
 
-A JPEG's pixels are packed row by row, so a decoder can stop below the last needed row, but cannot start further down.
-libjpeg-turbo stops early if the header declares fewer rows, so it gets a copy of the file with such a header. Its rows
+A JPEG's pixels are packed row by row, so a decoder can stop below the last needed row, but must start at the top.
+libjpeg-turbo stops early if the header declares fewer rows, so it gets a copy of the file with such a header. The rows
 are bit for bit those of the whole picture.
 
 The inverse transform and the chroma upsampling are libjpeg-turbo's exact ones, as in Pillow. The fast ones save 3 to 7
-% but change pixels by up to 6 and 42 of 255, so there is no option for them.
+% of the time but change pixels by up to 6 and 42 of 255.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 Image = NDArray[np.uint8]
 
 _MAGIC = b"\xff\xd8\xff"
-# Eighths at which the inverse transform shrinks cheaply; 5/8 to 7/8 cost more than the whole. 1/8 is left out: it
-# averages values that were not clipped to black and white, which shows.
+# Scales, in eighths, at which the inverse transform is cheap; 5/8 to 7/8 cost more than the whole. 1/8 is left out: it
+# averages values before they are clipped to black and white, which is visible.
 _EXACT_SCALES = (2, 3, 4)
 
 _BLOCK = 8
@@ -58,14 +58,14 @@ def is_jpeg(data: memoryview) -> bool:
 
 
 def jpeg_header(data: memoryview) -> JpegHeader | None:
-    """Return the header of a JPEG; None if the bytes are not one, or only Pillow may be able to read it."""
+    """Return the header of a JPEG; None for other bytes, and for a JPEG that only Pillow may be able to read."""
     import simplejpeg
 
     if not is_jpeg(data):
         return None
     try:
         height, width, colour_space, _ = simplejpeg.decode_jpeg_header(data)
-    except (ValueError, LookupError):  # LookupError: subsampling that it has no name for, such as 4:4:1
+    except (ValueError, LookupError):  # LookupError: a subsampling without a name, such as 4:4:1
         return None
     return JpegHeader(height, width, colour_space, *frame_and_scan(data)[:3])
 
@@ -96,7 +96,7 @@ def frame_and_scan(data: memoryview) -> tuple[bool, int, int, int]:
             one_scan = frame in _SEQUENTIAL_FRAMES and data[position + 4] == components and not restarts
             return frame in _PROGRESSIVE_FRAMES, _BLOCK * sampling if one_scan else 0, height_at, position
         position += 2 + (data[position + 2] << 8 | data[position + 3])
-    return True, 0, 0, len(data)  # not understood: the check for progressive files is harmless for others
+    return True, 0, 0, len(data)  # unknown: called progressive, since checking the number of scans does no harm
 
 
 def smallest_scale(header: JpegHeader, min_height: int, min_width: int) -> int:
@@ -119,9 +119,9 @@ def decode_jpeg(
 
     Args:
         data: the encoded file.
-        header: of the file.
-        eighths: the scale, 8 or one of `smallest_scale`.
-        rows: number of rows of the full picture needed, from the top; the result may have no more. Damage below may go
+        header: the file's header.
+        eighths: the scale, 8 or a result of `smallest_scale`.
+        rows: the rows of the full picture that are needed, from the top; the result may end there. Damage below may go
             unnoticed, but not truncation.
         out: where to write, uint8, C-contiguous, of the shape of the result; for `rows=None` only.
 
@@ -130,7 +130,7 @@ def decode_jpeg(
     """
     declared, blocks = header.height, header.block_rows
     if rows is not None and blocks:
-        # Colours are interpolated with the next row of colours. More than a block, scaled, makes the scale certain.
+        # Colours are interpolated with the next row of colours. A further block rules out another scale.
         needed = rows + (blocks // _BLOCK if eighths == 8 else blocks)
         if -(-needed // blocks) < -(-header.height // blocks):
             declared = needed
@@ -139,12 +139,12 @@ def decode_jpeg(
         shortened[header.height_at : header.height_at + 2] = declared.to_bytes(2, "big")
         top = np.empty(_scaled(declared, header.width, eighths), np.uint8)
         if not _decode(shortened, top, eighths):
-            return top  # else there is damage, or something unusual: the whole file shows which
+            return top  # else the file is damaged or unusual: decoding all of it shows which
     shape = _scaled(header.height, header.width, eighths)
     target = np.empty(shape, np.uint8) if out is None else out
     warning = _decode(data, target, eighths)
-    if _UNUSUAL_SCAN in warning and (mended := _with_usual_scans(data)) is not None:
-        return decode_jpeg(mended, header, eighths=eighths, out=out)
+    if _UNUSUAL_SCAN in warning and (repaired := _with_usual_scans(data)) is not None:
+        return decode_jpeg(repaired, header, eighths=eighths, out=out)
     if any(damage in warning for damage in _DAMAGE):
         raise ValueError(f"the JPEG file is damaged or cut off ({warning}); write the sample again")
     return None if warning else target
@@ -159,7 +159,7 @@ def _decode(data: memoryview | bytearray, target: Image, eighths: int) -> str:
     try:
         simplejpeg.decode_jpeg(data, "RGB", buffer=target, **({} if eighths == 8 else scaling))
     except ValueError as exc:
-        # Cameras pad files; if it is the first warning, the picture is whole.
+        # Cameras pad files; if this is the first warning, the picture is complete.
         return "" if _PADDED_END in str(exc) else str(exc)
     return ""
 
@@ -167,19 +167,19 @@ def _decode(data: memoryview | bytearray, target: Image, eighths: int) -> str:
 def _with_usual_scans(data: memoryview) -> memoryview | None:
     """Return a copy of a sequential JPEG in which every scan names the whole spectrum; None if all do.
 
-    Sequential decoding ignores the spectrum in a scan's header, and some encoders write zeros there. libjpeg-turbo
-    warns of them and reports only its first warning, so later damage would go unnoticed.
+    Sequential decoding ignores the spectrum in a scan's header, and some encoders write zeros there. simplejpeg reports
+    only libjpeg-turbo's first warning, which would be about these, so later damage would go unnoticed.
     """
-    mended, position = bytearray(data), 2
-    while (position := mended.find(b"\xff", position)) >= 0 and position + 5 <= len(mended):
-        marker = mended[position + 1]
+    repaired, position = bytearray(data), 2
+    while (position := repaired.find(b"\xff", position)) >= 0 and position + 5 <= len(repaired):
+        marker = repaired[position + 1]
         if marker == 0xFF:
             position += 1
         elif marker == 0 or marker in _STANDALONE:  # 0: a byte of the picture
             position += 2
         else:
-            spectrum = position + 5 + 2 * mended[position + 4]
-            if marker == _START_OF_SCAN and spectrum + 3 <= len(mended):
-                mended[spectrum : spectrum + 3] = _WHOLE_SPECTRUM
-            position += 2 + (mended[position + 2] << 8 | mended[position + 3])
-    return None if mended == data else memoryview(mended)
+            spectrum = position + 5 + 2 * repaired[position + 4]
+            if marker == _START_OF_SCAN and spectrum + 3 <= len(repaired):
+                repaired[spectrum : spectrum + 3] = _WHOLE_SPECTRUM
+            position += 2 + (repaired[position + 2] << 8 | repaired[position + 3])
+    return None if repaired == data else memoryview(repaired)

@@ -1,6 +1,6 @@
 """Image operations on arrays (height, width, channels) or (height, width), applied in the worker.
 
-Each agrees with torchvision's operation of the same name on PIL images. Those that move or resample pixels agree
+Each agrees with torchvision's operation of the same name on PIL images. Operations that move or resample pixels agree
 exactly, except for "bilinear", the default, which is three times as fast and on photographs within 1 of 255 in the mean
 over an image and within 12 for 999 of 1000 values (see `resize_bilinear`); `ToFloat` and `Normalize` agree within 1e-6.
 A crop is cut out before it is resized, so pixels around it have no effect. Operations never change their argument.
@@ -10,9 +10,9 @@ bytes.
 
 An operation with a method `from_encoded(data, rng)` may get the encoded file instead, in memory that is reused
 afterwards. A JPEG is then decoded only down to the end of the crop, and, if it shrinks to a fifth or less, at a smaller
-scale. The result then differs from decoding in full: on photographs and text by 1 of 255 in the mean over an image
-(1.03 in the worst of 1,652 cases) and by 15 for 999 of 1000 values; noise and drawings in black and white by up to 4 in
-the mean, stripes of two pixels by 5, and a board of squares of 8 pixels, which are the JPEG's own blocks, by 9.
+scale. That changes the result: on photographs and text by 1 of 255 in the mean over an image (1.03 in the worst of
+1,652 cases) and by 15 for 999 of 1000 values; noise and drawings in black and white by up to 4 in the mean, stripes of
+two pixels by 5, and a board of squares of 8 pixels, which are the JPEG's own blocks, by 9.
 
 Every operation takes an array `out=` to write its result into; see `placing`.
 """
@@ -59,9 +59,9 @@ _WEIGHT_OF_SUM = 1000.0
 _CORRELATION = 0.9  # of neighbouring pixels, as in photographs
 _FINEST_TAP = 256  # OpenCV rounds taps to 8 bits; they must still add up to 1
 
-# Besides uint8. Pillow resamples them as float32, which holds each of their values.
+# The dtypes besides uint8 that can be resampled, by Pillow as float32, which holds each of their values.
 _RESAMPLED_DTYPES = (np.uint16, np.float32)
-# Minimum size of a box relative to the result after the JPEG's own transform has shrunk it, whose filter is not the
+# Minimum ratio of a box to the result after the JPEG's own transform has shrunk the box by another filter than the
 # requested one. With 2.5 photographs and textures differ by up to 1.03 of 255 in the mean; with 2 by up to 1.8, with 1
 # by up to 6.
 _LEAST_SHRINKING = 2.5
@@ -85,7 +85,7 @@ class Window(NamedTuple):
     """The source of a result's pixels.
 
     Attributes:
-        box: in the image; pixels beyond the image are filled.
+        box: the part of the image; pixels beyond the image are filled.
         size: height and width of the result. A box of another size is resampled, and lies within the image.
         mirrored: swap left and right; `box` is then the whole image, and `size` its size.
     """
@@ -102,7 +102,7 @@ class _Operation:
 
 
 class Geometric(_Operation, ABC):
-    """An operation that moves pixels, alike in all fields of one picture.
+    """An operation that moves pixels, in the same way for all fields of a sample.
 
     Attributes:
         interpolation: the filter for resampling images.
@@ -113,7 +113,7 @@ class Geometric(_Operation, ABC):
 
     @abstractmethod
     def window(self, height: int, width: int, rng: Any, /) -> Window | None:
-        """Return the source of the result's pixels; None for an unchanged image. Only this draws from `rng`."""
+        """Return the source of the result's pixels; None to leave the image unchanged. Only this draws from `rng`."""
 
     def apply(self, image: Image, rng: Any, out: Image | None) -> Image:
         """Check an image, and return the pixels of its window."""
@@ -126,7 +126,7 @@ class _Fixed(Geometric):
     __slots__ = ()
 
     def __call__(self, image: Image, out: Image | None = None) -> Image:
-        """Return the result, of the image's dtype and number of channels; a ValueError if that is impossible."""
+        """Return the result, in the image's dtype and number of channels. Raises ValueError if that is impossible."""
         return self.apply(image, None, out)
 
 
@@ -134,7 +134,7 @@ class _Random(Geometric):
     __slots__ = ()
 
     def __call__(self, image: Image, rng: np.random.Generator, out: Image | None = None) -> Image:
-        """Return the result, of the image's dtype and number of channels; a ValueError if that is impossible."""
+        """Return the result, in the image's dtype and number of channels. Raises ValueError if that is impossible."""
         return self.apply(image, rng, out)
 
 
@@ -189,7 +189,7 @@ class RandomCrop(_Random):
 
     Args:
         size: height and width of the part, or one integer for both.
-        padding: rows and columns of zeros to add on each side before.
+        padding: rows and columns of zeros to add on each side before the crop.
 
     Raises:
         ValueError: `size` is not positive or `padding` is negative.
@@ -205,7 +205,7 @@ class RandomCrop(_Random):
             raise ValueError(f"RandomCrop: padding must be an integer of at least 0, not {self.padding!r}")
 
     def window(self, height: int, width: int, rng: np.random.Generator, /) -> Window:
-        """Draw a part; a ValueError if the padded image is smaller."""
+        """Draw a part. Raises ValueError if the padded image is smaller."""
         rows, columns = check_size("RandomCrop", self.size)
         spare_rows, spare_columns = height + 2 * self.padding - rows, width + 2 * self.padding - columns
         if spare_rows < 0 or spare_columns < 0:
@@ -338,8 +338,8 @@ class ToFloat(_Operation):
         """Return `image / 255`, float32 (channels, height, width), a transposed view.
 
         Raises:
-            TypeError: not uint8; the range of other numbers is unknown.
-            ValueError: of another shape.
+            TypeError: the image is not uint8; the range of other numbers is unknown.
+            ValueError: the image has another shape.
         """
         pixels = _pixels("ToFloat", image)
         target = _target(pixels.shape, out)
@@ -351,8 +351,8 @@ class ToFloat(_Operation):
 class ToTensor(_Operation):
     """Convert bytes as `ToFloat` does, to a contiguous tensor like torchvision's `ToTensor`.
 
-    For a `collate_fn` or another function that needs tensors. Without one, values go directly to the batch's memory, as
-    those of `ToFloat` do, which is faster and does not import torch.
+    Use it before a `collate_fn` or another function that needs tensors. `ToFloat` is faster otherwise: its results are
+    written directly to the batch's memory, and torch is not imported.
     """
 
     def __call__(self, image: Image, out: Planes | None = None) -> Any:
@@ -401,14 +401,14 @@ class Normalize(_Operation):
         """Normalize by a dataset's own mean and deviation, as saved by `streamload stats --pixels`.
 
         Args:
-            folder: of the shards, local or a url; or the JSON file.
+            folder: the folder of the shards, local or a url; or the JSON file.
             storage_options: as for `StreamLoader`.
 
         Raises:
             StorageError: the file does not exist or cannot be read.
             ValueError: it is not from `streamload stats --pixels`.
         """
-        from streamload.storage.storages import Storages  # as slow to import as all the rest
+        from streamload.storage.storages import Storages  # imported here, since that takes as long as all else
 
         place = os.fspath(folder)
         url = place if place.endswith(".json") else f"{place.rstrip('/')}/{STATISTICS_NAME}"
@@ -421,7 +421,7 @@ class Normalize(_Operation):
             ) from None
         except (ValueError, KeyError, TypeError):
             raise ValueError(
-                f"{without_secrets(url)!r} is not what `streamload stats --pixels` saves; make it again"
+                f"{without_secrets(url)!r} is not a file of `streamload stats --pixels`; make it again"
             ) from None
         return cls(mean, std)
 
@@ -432,8 +432,8 @@ class Normalize(_Operation):
             float32 (channels, height, width): a transposed view as from `ToFloat`, or a tensor for a tensor.
 
         Raises:
-            TypeError: neither a uint8 nor a float32 array, nor a float32 tensor.
-            ValueError: not of three dimensions, or of another number of channels than `mean` has.
+            TypeError: `image` is neither a uint8 or float32 array nor a float32 tensor.
+            ValueError: `image` does not have three dimensions, or has another number of channels than `mean`.
         """
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(image, torch.Tensor):
@@ -454,7 +454,7 @@ class Normalize(_Operation):
             opencv().LUT(pixels, _normalized_bytes(tuple(self.mean), tuple(self.std)), dst=target)
             return _planes(target, out)
         height, width, channels = pixels.shape
-        # Whole rows against repeated constants: NumPy is slow at inner loops of three elements.
+        # Whole rows with repeated constants, since NumPy is slow at inner loops over three elements.
         rows = target.reshape(height, width * channels)
         np.subtract(pixels.reshape(rows.shape), np.tile(np.asarray(self.mean, np.float32), width), out=rows)
         np.divide(rows, np.tile(np.asarray(self.std, np.float32), width), out=rows)
@@ -463,17 +463,15 @@ class Normalize(_Operation):
 
 @dataclass(frozen=True, slots=True)
 class Compose:
-    """Apply operations, or any other callables, one after the other.
-
-    Those with a parameter `rng` share one generator.
+    """Apply operations, or any other callables, one after the other. Those with a parameter `rng` share a generator.
 
     Args:
         operations: the operations, first to last; a nested Compose is flattened.
 
     Attributes:
         writes_into_out: the last operation takes `out`.
-        uses_global_generators: some operation may draw from `random`, `numpy.random` or torch: it is the user's and
-            takes no `rng`.
+        uses_global_generators: an operation of the user's that takes no `rng` may draw from `random`, `numpy.random` or
+            torch.
 
     Raises:
         TypeError: `operations` is not a sequence of callables.
@@ -528,7 +526,7 @@ def is_ours(operation: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """Crop, flip and resize several fields of a sample alike: a transform of whole samples, or part of one.
+    """Crop, flip and resize several fields of a sample alike. A transform of whole samples, or part of one.
 
     Kinds of fields:
 
@@ -566,7 +564,7 @@ class Joint:
         object.__setattr__(self, "uses_global_generators", chain.uses_global_generators)
         if isinstance(self.fields, str) or not isinstance(self.fields, Mapping | Sequence):
             raise TypeError(
-                'Joint: fields must say what each item of a sample is, as ("image", "mask") or '
+                'Joint: fields must have a kind for each item of a sample, as ("image", "mask") or '
                 f'{{"jpg": "image", "mask.png": "mask"}}, not {self.fields!r}'
             )
         named = isinstance(self.fields, Mapping)
@@ -629,7 +627,7 @@ class Joint:
         if isinstance(values, list) and not isinstance(self.fields, Mapping):
             if len(values) == len(self.fields):
                 return [(number, kind) for number, kind in enumerate(self.fields) if kind is not None]
-            raise TypeError(f"Joint: fields says what {len(self.fields)} items are, and the sample has {len(values)}")
+            raise TypeError(f"Joint: fields has kinds for {len(self.fields)} items, and the sample has {len(values)}")
         raise TypeError(
             "Joint: fields is a mapping for samples that are dicts, and a sequence for tuples; it is "
             f"{self.fields!r}, and the sample is of type {type(values).__name__}"
@@ -651,7 +649,7 @@ def _common_size(values: Any, items: Sequence[Item]) -> tuple[int, int]:
         sizes[f"the {kind} {key!r}"] = values[key].shape[:2]
     if len(set(sizes.values())) != 1:
         differ = ", ".join(f"{name} {height} x {width}" for name, (height, width) in sizes.items())
-        raise ValueError(f"Joint: what belongs together must have one height and width; it is {differ or 'missing'}")
+        raise ValueError(f"Joint: images and masks must have the same height and width; found {differ or 'none'}")
     return next(iter(sizes.values()))
 
 
@@ -659,23 +657,23 @@ def _checked(numbers: Any, kind: Kind) -> NDArray[np.float64]:
     least = _COORDINATES[kind]
     takes = f"Joint: {kind} must be numbers ({kind}, {least} or more)"
     try:
-        found = np.array(numbers, np.float64)
+        array = np.array(numbers, np.float64)
     except (TypeError, ValueError):
         raise TypeError(
-            f"{takes}, not {type(numbers).__name__}; let a decoder make them, as in decode={{'json': function}}"
+            f"{takes}, not {type(numbers).__name__}; convert them in a decoder, as in decode={{'json': function}}"
         ) from None
-    if found.size == 0:
-        return found.reshape(0, found.shape[1] if found.ndim == 2 and found.shape[1] >= least else least)
-    if found.ndim < 2 or (found.ndim > 2 and kind == "boxes") or found.shape[-1] < least:
-        raise TypeError(f"{takes}, not of shape {found.shape}")
+    if array.size == 0:
+        return array.reshape(0, array.shape[1] if array.ndim == 2 and array.shape[1] >= least else least)
+    if array.ndim < 2 or (array.ndim > 2 and kind == "boxes") or array.shape[-1] < least:
+        raise TypeError(f"{takes}, not of shape {array.shape}")
     if kind == "boxes":
-        sound = np.isfinite(found[:, :4]).all(axis=1) & (found[:, :2] <= found[:, 2:4]).all(axis=1)
-        if not sound.all():
-            wrong = found[np.argmin(sound), :4].tolist()
+        valid = np.isfinite(array[:, :4]).all(axis=1) & (array[:, :2] <= array[:, 2:4]).all(axis=1)
+        if not valid.all():
+            wrong = array[np.argmin(valid), :4].tolist()
             raise ValueError(
                 f"Joint: a box is (left, top, right, bottom) with left <= right, top <= bottom, not {wrong}"
             )
-    return found
+    return array
 
 
 def _moved(numbers: NDArray[np.float64], kind: Kind, window: Window) -> NDArray[np.float64]:
@@ -714,7 +712,7 @@ def check_size(operation: str, size: object, interpolation: str = "nearest") -> 
 
 
 def check_range(operation: str, name: str, value: tuple[float, float], limit: float) -> None:
-    """Raise a ValueError unless `value` is (low, high) with 0 < low <= high <= limit, both finite."""
+    """Raise ValueError unless `value` is (low, high) with 0 < low <= high <= limit, both finite."""
     is_pair = isinstance(value, tuple | list) and len(value) == 2
     if not is_pair or not 0 < value[0] <= value[1] <= limit or math.isinf(value[1]):
         most = "" if math.isinf(limit) else f" <= {limit:g}"
@@ -767,7 +765,7 @@ def decode_resampled(
     *,
     out: Image | None = None,
 ) -> Image:
-    """Decode a JPEG no larger than needed, and no further down than the box, and resample the box.
+    """Decode a JPEG at no larger a scale than needed, only down to the end of the box, and resample the box.
 
     The JPEG's inverse transform shrinks the picture, by the largest factor of 8/4, 8/3 and 8/2 that leaves the box
     `_LEAST_SHRINKING` times as high and wide as the result.
@@ -797,7 +795,7 @@ def _resample(
         raise ValueError(
             f"an image (or a part of one) of {box.height:.0f} x {box.width:.0f} pixels would be resized to {size[0]} x "
             f"{size[1]}, which takes more than the limit of {PIXEL_LIMIT} pixels; give Resize a max_size, or both "
-            "height and width, or leave such images out"
+            "height and width, or leave out such images"
         )
     top, left = math.floor(box.top), math.floor(box.left)
     bottom, right = math.ceil(box.top + box.height), math.ceil(box.left + box.width)
@@ -829,14 +827,14 @@ def resize_bilinear(image: Image, shape: tuple[int, ...], out: Image | None = No
 
     Args:
         image: at most `_LARGEST_SCALE` times as large as the result in either direction.
-        shape: of the result: height, width, and channels, which may be omitted if there is one.
+        shape: the result's height, width, and channels; a single channel may be omitted.
         out: where to write the result, by the rules of `placing`.
 
     Returns:
-        uint8 of that shape. Against Pillow's `resize(size, BILINEAR)`, in levels of 255: enlarged within 1. Shrunk, on
-        photographs within 1 in the mean (1.4 with strong grain), 12 for 999 of 1000 values and 30 for all; on pure
-        noise 6.5, 30 and 50; on edges between black and white 0.2, 25 and 35. Noise keeps 95.5 to 101 % of Pillow's
-        contrast; without antialiasing it would be 110 % at a scale of 1.1, 178 % at 2 and 347 % at 4.
+        uint8 of that shape. It differs from Pillow's `resize(size, BILINEAR)`, in levels of 255, if enlarged by at most
+        1; if shrunk, on photographs by 1 in the mean (1.4 with strong grain), 12 for 999 of 1000 values and 30 at most;
+        on pure noise by 6.5, 30 and 50; on edges between black and white by 0.2, 25 and 35. Noise keeps 95.5 to 101 %
+        of Pillow's contrast; without antialiasing it would be 110 % at a scale of 1.1, 178 % at 2 and 347 % at 4.
     """
     cv2 = opencv()
     rows, columns = image.shape[0] / shape[0], image.shape[1] / shape[1]
@@ -882,7 +880,7 @@ def _resampled_numbers(part: Image, size: tuple[int, int], interpolation: Interp
         return part
     if part.dtype not in _RESAMPLED_DTYPES:
         raise TypeError(
-            f"{interpolation!r} averages pixels, and those of {part.dtype} are taken for numbers of classes or "
+            f"{interpolation!r} averages pixels, but pixels of {part.dtype} are usually numbers of classes or "
             'objects; give interpolation="nearest", or convert them to float32'
         )
 
@@ -922,7 +920,7 @@ def _planes(target: Planes, out: Planes | None) -> Planes:
 
 @lru_cache(maxsize=16)
 def _normalized_bytes(mean: tuple[float, ...], std: tuple[float, ...]) -> Planes:
-    """Return each byte's result in each channel, (1, 256, channels), rounded as in float computation."""
+    """Return the normalized value of each byte in each channel, (1, 256, channels), computed in float32."""
     table = np.empty((1, 256, len(mean)), np.float32)
     table[:] = (np.arange(256, dtype=np.float32) / np.float32(255))[:, None]
     table -= np.asarray(mean, np.float32)

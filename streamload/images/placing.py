@@ -59,12 +59,9 @@ def copied(part: Image, out: Image | None) -> Image:
 
 
 def check_image(operation: str, image: Any) -> None:
-    """Raise an error for anything but numbers (height, width), or uint8 or uint16 (height, width, 1, 3 or 4).
+    """Raise TypeError or ValueError unless `image` is an `Image`.
 
     Three-dimensional floats are refused, since those of `ToFloat` have channels first.
-
-    Raises:
-        TypeError, ValueError: of another dtype or shape.
     """
     takes = f"{operation} takes a uint8 or uint16 array (height, width, channels), or an array (height, width)"
     if isinstance(image, bytes):
@@ -81,7 +78,7 @@ def check_image(operation: str, image: Any) -> None:
 
 @lru_cache(maxsize=1)
 def opencv() -> Any:
-    """Import `cv2`, without its threads."""
+    """Import `cv2` and turn its threads off."""
     import cv2
 
     cv2.setNumThreads(0)  # the workers already use all CPUs

@@ -226,8 +226,8 @@ def test_a_crop_behind_a_float_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "said"),
     [
-        (([RandomCrop(2)], "image"), TypeError, "what each item of a sample is"),
-        (([RandomCrop(2)], 3), TypeError, "what each item of a sample is"),
+        (([RandomCrop(2)], "image"), TypeError, "a kind for each item of a sample"),
+        (([RandomCrop(2)], 3), TypeError, "a kind for each item of a sample"),
         (([RandomCrop(2)], ("image", "masks")), ValueError, "not 'masks'"),
         (([RandomCrop(2)], {"jpg": None}), ValueError, "not None"),
         (([RandomCrop(2)], ("boxes", None)), ValueError, "an image or a mask"),
