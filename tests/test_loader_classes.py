@@ -58,7 +58,7 @@ def test_folders_that_agree_are_one_and_others_are_refused(source: Path, tmp_pat
 def test_a_file_that_is_something_else_is_an_error(source: Path, content: str) -> None:
     (source / "classes.json").write_text(content)
     with StreamLoader(source, num_workers=0) as loader:
-        with pytest.raises(DatasetIndexError, match="as shardify writes it"):
+        with pytest.raises(DatasetIndexError, match="the form that shardify writes"):
             assert loader.classes
 
 

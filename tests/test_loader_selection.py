@@ -222,7 +222,11 @@ def keys_of(samples: list[tuple[str, bytes]]) -> list[list[str]]:
         ({"where": []}, ValueError, "where= has no keys"),
         ({"where": Path("no such file")}, ValueError, "names a file with one key a line, which cannot be read"),
         ({"where": 5}, TypeError, "must be a condition such as .*, a function, or keys"),
-        ({"where": 'not "caption"'}, DatasetIndexError, "the field 'caption', which no sample has; there are bin, cls"),
+        (
+            {"where": 'not "caption"'},
+            DatasetIndexError,
+            "the field 'caption', which no sample has; the fields are bin, cls",
+        ),
         ({"where": lambda columns: dict(columns)}, TypeError, "columns are looked up by name"),
         (
             {"where": "label == 3", "weights": np.ones(50), "shuffle": True},

@@ -56,13 +56,13 @@ Columns = dict[str, NDArray[Any]]
 COLUMNS_FILE = "columns.npz"
 CLASSES_FILE = "classes.json"
 MOST_CLASSES_BYTES = 256 << 20
+# Names of the columns that are derived from tables; the last two are prefixes of a field.
 KEY, KEY_HASH, LABEL, SIZE, PRESENT = "key", "key hash", "label", "size.", "has."
-"""Names of columns that follow from tables; a field follows the last two."""
 
 _TO_THE_END = 1 << 62
 _GONE = (
-    "the index has no such file any more (if it was written anew while in use, make a new loader, and give every "
-    "version of a dataset a folder of its own)"
+    "this file of the index no longer exists (if the index was rewritten while in use, make a new loader, and give "
+    "every version of a dataset its own folder)"
 )
 _NOT_OF_FIELDS = (KEY, KEY_HASH, LABEL)
 # Names in conditions that need no metadata columns, besides `size.<field>` and `"<field>"`.
@@ -77,16 +77,16 @@ _SHOWN = 20
 
 
 class Dataset:
-    """The shards of a listing, the counts of their samples, and the tables that locate samples.
+    """Locate the samples of a listing's shards by tables, from an index or a scan.
 
     Tables of an index are read on demand, many neighbours at once, and dropped if they take too much memory. Tables
     from scans are kept.
 
     Args:
         listing: the shards.
-        storages: of the indexes.
+        storages: for the indexes.
         budget_bytes: the memory budget; tables of indexes take a sixteenth, within 32 and 256 MiB, unless more are
-            needed.
+            needed at once.
 
     Attributes:
         counts: the samples of each shard, as far as known.
@@ -140,11 +140,11 @@ class Dataset:
             if shard in self._sizes_bytes:
                 self._sizes_bytes.move_to_end(shard)
             return self._tables[shard]
-        if (found := self._run(shard)) is None:
+        if (located := self._run(shard)) is None:
             return None
         cut = self._cut.setdefault(self._place(shard)[0], {})
         if shard not in cut:
-            run, number = found
+            run, number = located
             cut[shard] = run.table_of(number)
             self._count(shard, cut[shard])
         return cut[shard]
@@ -164,8 +164,8 @@ class Dataset:
 
         Shards of one index may share a table; its offsets are relative to each sample's shard.
         """
-        if shard not in self._sidecars and shard not in self._tables and (found := self._run(shard)) is not None:
-            run, number = found
+        if shard not in self._sidecars and shard not in self._tables and (located := self._run(shard)) is not None:
+            run, number = located
             return run.table, run.firsts[number]
         table = self.find_joined(shard)
         assert table is not None, "a shard was planned before it was scanned"
@@ -180,13 +180,13 @@ class Dataset:
             self._read_now(shard, group)
         if group in self._sizes_bytes:
             self._sizes_bytes.move_to_end(group)
-        found = self._runs[group][number]
-        if isinstance(found, DatasetIndexError):
-            raise found.with_traceback(None)
-        return found
+        located = self._runs[group][number]
+        if isinstance(located, DatasetIndexError):
+            raise located.with_traceback(None)
+        return located
 
     def at_hand(self, shard: int) -> ShardTable | None:
-        """Return a shard's table, unless it must be read first."""
+        """Return a shard's table, or None if it must be read first."""
         return None if self.needs_read(shard) else self.find(shard)
 
     def hold(self, shards: Collection[int]) -> list[int]:
@@ -278,11 +278,11 @@ class Dataset:
                     url=url,
                 )
             matched[number] = rows = _matched_samples(table, other, url)
-            nothing = not self.is_growing(shard) and len(other) and len(rows) and (rows == MISSING).all()
-            if nothing:
+            is_unrelated = not self.is_growing(shard) and len(other) and len(rows) and (rows == MISSING).all()
+            if is_unrelated:
                 raise DatasetIndexError(
-                    f"this sidecar has no field of any sample of {without_secrets(self.url(shard))!r}, its shard; "
-                    "shards and sidecars belong together by their names, or by their order where the names differ",
+                    f"this sidecar has no field of any sample of its shard, {without_secrets(self.url(shard))!r}; "
+                    "sidecars belong to shards of the same name, or at the same position if the names differ",
                     url=url,
                 )
         joined = _joined_table([shard, *others], tables, [np.arange(len(table)), *matched.values()])
@@ -359,7 +359,7 @@ class _Joined(NamedTuple):
     Attributes:
         tables: of the shard and its sidecars.
         table: the joined one.
-        matched: for each sidecar, the number of each of the shard's samples there, or MISSING.
+        matched: for each sidecar, the numbers of the shard's samples there, or MISSING.
     """
 
     tables: list[ShardTable]
@@ -368,7 +368,7 @@ class _Joined(NamedTuple):
 
 
 def _matched_samples(table: ShardTable, sidecar: ShardTable, url: str) -> NDArray[np.int64]:
-    """Return the sample with the same key in a sidecar for each sample of a table, int64[S], or MISSING.
+    """Return the number of each sample's key in a sidecar, int64[S], or MISSING.
 
     Raises:
         DatasetIndexError: the sidecar's samples are in another order.
@@ -428,11 +428,11 @@ async def read_shard(
     labels: bool = False,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> ReadShard:
-    """Read a shard strictly, holding a few megabytes of it, or the largest sample of a remote or compressed one.
+    """Read a shard strictly, holding a few megabytes of it, or the largest sample if it is remote or compressed.
 
     Args:
-        storage: of the shard.
-        url: of the shard.
+        storage: the shard's storage.
+        url: the shard's url.
         every_byte: compute the crc32 of each member, and read the labels.
         labels: read the labels.
         on_bytes: called with the number of bytes on arrival; an exception stops the reading.
@@ -496,7 +496,7 @@ class ReadShard(NamedTuple):
 
 
 def differences(url: str, table: ShardTable, known: ShardTable) -> Iterator[StreamloadError]:
-    """Yield the differences between a shard's own table and its index's."""
+    """Yield an error for each difference between a shard's own table and the one in its index."""
     rebuild = "restore the shard, or rebuild the index with `streamload index` if the shard is right"
     columns = ("member_offset", "member_size", "member_field", "sample_start", "key_bytes", "key_start")
     same = (np.array_equal(getattr(table, name), getattr(known, name)) for name in columns)
@@ -579,18 +579,18 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
     if not others and listing.counts is not None:
         return columns, np.array(listing.counts, np.int64)
     fields: set[str] = set()
-    dataset, room, left = Dataset(listing, storages.copy()), asyncio.Semaphore(SMALL_REQUESTS), threading.Event()
+    dataset, limit, stopped = Dataset(listing, storages.copy()), asyncio.Semaphore(SMALL_REQUESTS), threading.Event()
 
     async def of_shard(shard: int) -> list[Any]:
         url = dataset.url(shard)
-        async with room:
-            if left.is_set():
+        async with limit:
+            if stopped.is_set():
                 raise asyncio.CancelledError
             table = await dataset.load(shard)
             if table is None:
                 read = await read_shard(dataset.storages.for_url(url), url, labels=LABEL in names)
                 if read.bytes != listing.shards[shard].bytes != UNKNOWN_BYTES:
-                    raise ShardChangedError("the shard was cut or changed since it was listed; list it anew", url=url)
+                    raise ShardChangedError("the shard was cut or changed since it was listed; list it again", url=url)
                 table = read.table
             fields.update(table.fields)
             return [len(table), *(_values(table, name, url) for name in others)]
@@ -605,11 +605,11 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
         try:
             counts, *values = zip(*thread.submit(asyncio.run, read_all()).result(), strict=True)
         finally:
-            left.set()  # Ctrl-C does not wait for the shards that are left
+            stopped.set()  # Ctrl-C does not wait for the remaining shards
     for field in (name.removeprefix(SIZE).removeprefix(PRESENT) for name in others if name not in _NOT_OF_FIELDS):
         if field not in fields:
             raise DatasetIndexError(
-                f"where= asks for the field {field!r}, which no sample has; there are {listed(sorted(fields))}",
+                f"where= names the field {field!r}, which no sample has; the fields are {listed(sorted(fields))}",
                 url=listing.shards[0].url,
             )
     columns |= {name: np.concatenate(parts) for name, parts in zip(others, values, strict=True)}
@@ -623,7 +623,7 @@ def _values(table: ShardTable, name: str, url: str) -> NDArray[Any]:
         return _key_hashes(table)
     if name == LABEL:
         if table.labels is None and len(table):
-            raise _no_labels("there are none of this shard, since not every sample has a whole number as cls", url)
+            raise _no_labels("it has none of this shard, since not every sample has a whole number as cls", url)
         return np.empty(0, np.int64) if table.labels is None else table.labels
     members = table.column([name.removeprefix(SIZE).removeprefix(PRESENT)])
     present: NDArray[np.bool_] = members != MISSING
@@ -637,7 +637,7 @@ def _values(table: ShardTable, name: str, url: str) -> NDArray[Any]:
 def _no_labels(why: str, url: str) -> DatasetIndexError:
     return DatasetIndexError(
         f"this needs the labels that an index holds, and {why}; write the class of each sample as a field "
-        "cls, make the index with `streamload index` (or pack with shardify), or give weights= as one number a sample",
+        "cls, make an index with `streamload index` (or pack with shardify), or give weights= as one number per sample",
         url=url,
     )
 
@@ -776,7 +776,7 @@ def parse_class_names(content: bytes, url: str) -> tuple[str, ...]:
     except (ValueError, TypeError, KeyError, RecursionError):
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DatasetIndexError('it is not as shardify writes it: {"classes": ["name", ...]}', url=url)
+        raise DatasetIndexError('this is not the form that shardify writes: {"classes": ["name", ...]}', url=url)
     return tuple(names)
 
 
@@ -786,7 +786,7 @@ def unknown_class(name: str, names: Sequence[str]) -> str:
     alike = difflib.get_close_matches(name, names, _NEAR)
     if not alike:
         lowered = {other.lower(): other for other in names}
-        alike = [lowered[found] for found in difflib.get_close_matches(name.lower(), list(lowered), _NEAR)]
+        alike = [lowered[close] for close in difflib.get_close_matches(name.lower(), list(lowered), _NEAR)]
     if alike:
         return f"{missing} did you mean {' or '.join(map(repr, alike))}?"
     return f"{missing} the classes are {', '.join(map(repr, names[:_SHOWN]))}{', ...' if len(names) > _SHOWN else ''}"

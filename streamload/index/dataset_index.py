@@ -34,17 +34,11 @@ from streamload.text import counted
 
 _log = logging.getLogger("streamload")
 
-INDEX_FOLDER = ".streamload"
-"""Name of the index's folder beside the shards."""
-
-INDEX_FILE = "index.json"
-"""Name of the list of shards in that folder."""
-
-MOST_INDEX_BYTES = 4 << 30
-"""Maximum size of a file of an index."""
-
+INDEX_FOLDER = ".streamload"  # beside the shards
+INDEX_FILE = "index.json"  # the list of shards in that folder
+MOST_INDEX_BYTES = 4 << 30  # maximum size of a file of an index
+# Maximum size of neighbouring tables read at once: a request costs as much as reading these bytes.
 GROUP_BYTES = 128 << 10
-"""Maximum size of neighbouring tables read at once: a request costs as much as reading these bytes."""
 
 _FORMAT = 2
 _KIND = "streamload-index"
@@ -82,7 +76,7 @@ def index_error(why: str, url: str, offset: int | None = None) -> DatasetIndexEr
 
 
 def pack_table(table: ShardTable) -> bytes:
-    """Pack a table, deterministically."""
+    """Pack a table. Equal tables give equal bytes."""
     about = json.dumps({"fields": table.fields, "skipped": dict(sorted(table.skipped.items()))}).encode("ascii")
     flags = (_CRC32 if table.member_crc32 is not None else 0) | (_LABELS if table.labels is not None else 0)
     counts = (len(table.member_offset), len(table), len(table.key_bytes), len(about))
@@ -102,7 +96,7 @@ def pack_table(table: ShardTable) -> bytes:
 
 
 def unpack_table(content: bytes, url: str) -> ShardTable:
-    """Unpack a table of `pack_table`, with views of the bytes.
+    """Unpack a table of `pack_table`, as views of the bytes.
 
     Raises:
         DatasetIndexError: the table is damaged, of another version, or inconsistent; the error names `url`.
@@ -156,17 +150,17 @@ class TableRun(NamedTuple):
 
 
 def _unpack(content: bytes, edges: Sequence[int]) -> TableRun:
-    """Join packed tables between edges, of equal fields and flags; a single one has views of the bytes.
+    """Join the packed tables between edges, which must have equal fields and flags. A single table is not copied.
 
     Raises:
         _TableError: a table is damaged, of another version, or exceeds its shard; or the fields differ.
     """
     start, length = np.array(edges[:-1], np.int64), np.diff(np.array(edges, np.int64))
     if length.min() < _HEADER.size or edges[-1] > len(content):
-        raise _TableError(f"a table is cut: {len(content)} bytes are there")
+        raise _TableError(f"a table is cut: the file ends after {len(content)} bytes of it")
     header = np.frombuffer(b"".join([content[at : at + _HEADER.size] for at in edges[:-1]]), _HEADERS)
     if (header["magic"] != _MAGIC).any():
-        raise _TableError("there is no table")
+        raise _TableError("these bytes are not a table")
     if (header["format"] != _FORMAT).any():
         raise _TableError(f"a table of format {header['format'][0]}, and this release reads format {_FORMAT}")
     counts = header["counts"]
@@ -176,7 +170,7 @@ def _unpack(content: bytes, edges: Sequence[int]) -> TableRun:
     about = _HEADER.size + size_of_member * members + size_of_sample * samples + 16 + key_bytes
     stated = about + about_bytes
     if (counts > _MAX_COUNT).any() or (stated + -stated % _ALIGNMENT != length).any() or (start % _ALIGNMENT).any():
-        raise _TableError(f"a table of {length[0]} bytes is said to have {stated[0]}, of a shard of {counts[0, 0]}")
+        raise _TableError(f"a table has {length[0]} bytes, and its header states {stated[0]}")
     abouts = [content[at:end] for at, end in zip((start + about).tolist(), (start + stated).tolist(), strict=True)]
     flags, fields = int(header["flags"][0]), _described(abouts[0])[0]
     if (header["flags"] != flags).any() or any(_described(about)[0] != fields for about in {*abouts}):
@@ -206,7 +200,7 @@ def _unpack(content: bytes, edges: Sequence[int]) -> TableRun:
         wrong = edges[1:] <= edges[:-1] if rising else edges[1:] < edges[:-1]
         wrong[last_edge[:-1]] = False  # the next table begins there
         if wrong.any() or edges[last_edge - samples].any() or (edges[last_edge] != ends).any():
-            raise _TableError(f"its {name} does not run from 0 to {ends[0]}")
+            raise _TableError(f"the table's {name} does not run from 0 to {ends[0]}")
         before = np.cumsum(ends) - ends
         return np.append(np.delete(edges, last_edge) + np.repeat(before, samples), ends.sum())
 
@@ -215,7 +209,7 @@ def _unpack(content: bytes, edges: Sequence[int]) -> TableRun:
     if ((offset | size) < 0).any() or (size > np.repeat(shard_bytes, members) - offset).any():
         raise _TableError(f"a member does not lie within the shard's {shard_bytes[0]} bytes")
     if (numbers >= len(fields)).any():
-        raise _TableError("a member has a field that is not among its fields")
+        raise _TableError("a member has a field that the table does not list")
     table = ShardTable(
         shard_bytes=int(shard_bytes.max()),
         fields=fields,
@@ -238,11 +232,11 @@ def _described(content: bytes) -> tuple[tuple[str, ...], Mapping[str, int]]:
         about = json.loads(content)
         fields, skipped = about["fields"], about["skipped"]
     except (ValueError, TypeError, LookupError, RecursionError) as exc:
-        raise _TableError(f"its fields cannot be read ({exc})") from exc
+        raise _TableError(f"the table's fields cannot be read ({exc})") from exc
     if not isinstance(fields, list) or not _are(fields, {str}):
-        raise _TableError("its fields are not a list of names")
+        raise _TableError("the table's fields are not a list of names")
     if not isinstance(skipped, dict) or not all(type(n) is int and 0 <= n <= _MAX_COUNT for n in skipped.values()):
-        raise _TableError("its skipped members are not counts by reason")
+        raise _TableError("the table's skipped members are not counts by reason")
     return tuple(fields), skipped
 
 
@@ -258,9 +252,9 @@ class IndexedShard(NamedTuple):
         samples: the number of samples.
         etag: the version in the storage, if recorded.
         file: the table file in the index's folder; empty for a new entry.
-        start: offset of the table in that file.
-        table_bytes: its size.
-        table_crc32: its checksum.
+        start: the table's offset in that file.
+        table_bytes: the table's size.
+        table_crc32: the table's checksum.
     """
 
     name: str
@@ -283,12 +277,12 @@ class TableGroup:
     shards: Sequence[IndexedShard]
 
     def unpack(self, content: bytes) -> list[tuple[TableRun, int] | DatasetIndexError]:
-        """Return for each shard a run of tables and its number there, or the error of its table."""
+        """Return a run of tables and the shard's number there, or the table's error, for each shard."""
         edges = [*accumulate((entry.table_bytes for entry in self.shards), initial=0)]
         try:
             for entry, (start, end) in zip(self.shards, pairwise(edges), strict=True):
                 if crc32(content[start:end]) != entry.table_crc32:
-                    why = "its checksum is not the one in the list of shards, so it was changed or belongs to another"
+                    why = f"the table's checksum is not the one in {INDEX_FILE}; it was changed, or is another's"
                     raise _TableError(why)
             run = _unpack(content, edges)
             for entry, (first, after), total_bytes in zip(
@@ -303,7 +297,7 @@ class TableGroup:
         except _TableError as exc:
             if len(self.shards) == 1:
                 return [index_error(str(exc), self.url, self.start)]
-        # One is damaged, or they cannot be joined.
+        # A table is damaged, or the tables cannot be joined: unpack each alone.
         each = zip(self.shards, pairwise(edges), strict=True)
         return [_group(self.url, (entry,)).unpack(content[start:end])[0] for entry, (start, end) in each]
 
@@ -466,7 +460,7 @@ _Run = list[tuple[IndexedShard, bytes | None]]
 
 
 class IndexFolder:
-    """Write the folder of an index, created if needed. Every method may raise StorageError."""
+    """Write the folder of an index, creating it if needed. Every method may raise StorageError."""
 
     def __init__(self, storage: Storage, folder: str) -> None:
         self.folder = storage.absolute(folder).rstrip("/")
@@ -493,7 +487,7 @@ class IndexFolder:
 
         Args:
             entries: the shards.
-            fields: of all their tables.
+            fields: the fields of all their tables.
             packed: returns a shard's packed table.
             gone: returns True for names whose entries are dropped.
 
@@ -540,7 +534,7 @@ class IndexFolder:
     def _replace(
         self, old: DatasetIndex | None, entries: Sequence[IndexedShard], fields: set[str], packed: _Packed
     ) -> DatasetIndex:
-        """Write the index of entries; `packed` returns new tables, and None for existing ones."""
+        """Write the index of entries. `packed` returns a new table, or None for an existing one."""
         before: dict[str, list[IndexedShard]] = {}
         for entry in () if old is None else old.shards:
             before.setdefault(entry.file, []).append(entry)
@@ -557,7 +551,7 @@ class IndexFolder:
             else:
                 self._storage.delete(f"{self.folder}/{INDEX_FILE}")
         except BaseException:
-            with suppress(StreamloadError):  # index.json may be old or new
+            with suppress(StreamloadError):  # index.json may be the old or the new one
                 now = self._index()
                 self._delete_unused(shards, () if now is None else now.shards)
             raise
@@ -565,14 +559,14 @@ class IndexFolder:
         return index
 
     def _write_tables(self, run: _Run, read: Callable[[str], bytes | None]) -> list[IndexedShard]:
-        """Write a table file, and return its entries; an old table that is damaged is left out."""
+        """Write a table file without old tables that are damaged, and return its entries."""
         kept: list[tuple[IndexedShard, bytes]] = []
         for entry, new in run:
             table = new or (read(entry.file) or b"")[entry.start : entry.start + entry.table_bytes]
             if new is None:
-                (found,) = _group(f"{self.folder}/{entry.file}", (entry,)).unpack(table)
-                if isinstance(found, DatasetIndexError):
-                    _log.warning("the index loses %r, whose table cannot be read: %s", entry.name, found)
+                (unpacked,) = _group(f"{self.folder}/{entry.file}", (entry,)).unpack(table)
+                if isinstance(unpacked, DatasetIndexError):
+                    _log.warning("dropped %r from the index, since its table cannot be read: %s", entry.name, unpacked)
                     continue
             kept.append((entry, table))
         if not kept:

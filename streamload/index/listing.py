@@ -1,4 +1,4 @@
-"""List the shards of urls, with their sizes and indexes; parse names, and mark folders that are unfinished."""
+"""List the shards of urls, with their sizes and indexes. Parse shard names, and mark unfinished folders."""
 
 from __future__ import annotations
 
@@ -33,24 +33,23 @@ from streamload.storage.storages import Storages, Urls, expand_urls
 from streamload.tar.decompression import without_compression
 from streamload.text import counted
 
-PACKING_FOLDER = ".streamload-packing"
-"""Folder in a destination for the records of an unfinished packing run."""
+PACKING_FOLDER = ".streamload-packing"  # in a destination, for the records of an unfinished packing run
 SHARDIFY, SHARD_WRITER = "shardify", "ShardWriter"
 
-_FILE = ".streamload-unfinished.json"
+_MARK_FILE = ".streamload-unfinished.json"
 _MOST_MARK_BYTES = 1 << 20
 _ADVICE = {
     SHARDIFY: "a `shardify` or `streamload map` (a call: `pack` or `map_shards`) into this folder was interrupted, or "
-    "is still at work; run it again with --resume (resume=True) to go on, or with --overwrite (overwrite=True) to "
+    "is still running; run it again with --resume (resume=True) to go on, or with --overwrite (overwrite=True) to "
     "start over",
-    SHARD_WRITER: "a ShardWriter was interrupted, or is still at work; write them again with overwrite=True, or remove "
+    SHARD_WRITER: "a ShardWriter was interrupted, or is still running; write them again with overwrite=True, or remove "
     "the folder",
 }
 # Maximum number of subfolders to inspect: in a bucket each costs a request, and an ImageFolder may have thousands.
-_MOST_LOOKED_INTO = 16
+_MOST_SUBFOLDERS = 16
 _SHARD = re.compile(r"\.(?:tar|tar\.(?:gz|bz2|xz|zst|zstd)|tgz|tbz2?|txz|tzst)\Z", re.IGNORECASE)
 _UNKNOWN_COMPRESSION = re.compile(r"\.(?:tar\.(?:z|lz|lz4|lzo|lzma|lrz|br|sz|7z|zip|rar)|taz|tlz)\Z", re.IGNORECASE)
-# The only places at which `normpath` changes an absolute path.
+# `normpath` changes an absolute path only at these places.
 _UNTIDY = re.compile(r"//|/\.|/\Z")
 _NUMBER = re.compile(r"%0?(\d*)d")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -102,7 +101,7 @@ def list_shards(
 
 def _listed(urls: Urls, index: str | os.PathLike[str] | None, storages: Storages) -> Listing:
     finder = ShardFinder(index, storages)
-    folders: dict[str, tuple[str, DatasetIndex | None]] = {}  # one object each, stored and sent once
+    folders: dict[str, tuple[str, DatasetIndex | None]] = {}  # shards share one string, which is pickled once
     shards: list[Shard] = []
     counts: list[int] = []
     for url, size, mtime_ns, etag in finder.find(urls):
@@ -128,12 +127,12 @@ def _listed(urls: Urls, index: str | os.PathLike[str] | None, storages: Storages
     return Listing(tuple(shards), known_counts, fields, indexes=indexes)
 
 
-def _with_sidecar(listing: Listing, other: Listing, named: Urls) -> Listing:
-    shown = f"join={without_secrets(', '.join(expand_urls(named)))!r}"
-    lacking = next((shard for shard in other.shards if shard.index_folder is None), None)
-    if lacking is not None:
+def _with_sidecar(listing: Listing, other: Listing, urls: Urls) -> Listing:
+    shown = f"join={without_secrets(', '.join(expand_urls(urls)))!r}"
+    unindexed = next((shard for shard in other.shards if shard.index_folder is None), None)
+    if unindexed is not None:
         raise DatasetIndexError(
-            f"{shown} has no index, which says where its fields lie; make one with `streamload index`", url=lacking.url
+            f"{shown} has no index, which a sidecar needs; make one with `streamload index`", url=unindexed.url
         )
     twice = next((name for name in other.fields if name in listing.fields), None)
     if twice is not None:
@@ -158,8 +157,8 @@ def _matched(shards: Sequence[Shard], others: Sequence[Shard], shown: str) -> li
         return list(range(len(names)))
     lacking = next((name for name in names if name not in numbers), names[0])
     raise ValueError(
-        f"{shown} has {counted(len(others), 'shard')} for {len(names):,}, and none that is called {lacking!r}; a "
-        "sidecar has a shard of the same name for each, or as many in the same order, as `streamload map --sidecar` "
+        f"{shown} has {counted(len(others), 'shard')} for {len(names):,}, and none named {lacking!r}; a sidecar needs "
+        "a shard of the same name for each shard, or equally many in the same order, as `streamload map --sidecar` "
         "writes them"
     )
 
@@ -373,7 +372,7 @@ class ShardFinder:
         return [looked_up.get(match.url, match) for match in matches] if looked_up else matches
 
     def matches(self, urls: Urls) -> list[ShardInfo]:
-        """Return the shards of `urls`, with `UNKNOWN_BYTES` those to look up one by one."""
+        """Return the shards of `urls`; those that must be looked up have `UNKNOWN_BYTES`."""
         expanded = expand_urls(urls)
         matches = [match for url in expanded for match in self._resolve(url)]
         if len(expanded) > 1:
@@ -436,8 +435,8 @@ class ShardFinder:
             for name in forgotten:
                 self.refuse_unfinished(folder, name)
             raise DatasetIndexError(
-                f"the folder holds {counted(len(forgotten), 'shard')} that its index does not know, from "
-                f"{forgotten[0]!r} on; add them with `streamload index {folder}`, or name the "
+                f"the folder holds {counted(len(forgotten), 'shard')} that its index does not list, such as "
+                f"{forgotten[0]!r}; add them with `streamload index {folder}`, or name the "
                 "shards with a pattern",
                 url=folder,
             )
@@ -448,7 +447,9 @@ class ShardFinder:
                 f"`streamload index {folder}`",
                 url=f"{folder}/{missing[0]}",
             )
-        return [listed.get(name) or ShardInfo(f"{folder}/{name}", UNKNOWN_BYTES, 0) for name in names]  # hidden ones
+        return [
+            listed.get(name) or ShardInfo(f"{folder}/{name}", UNKNOWN_BYTES, 0) for name in names
+        ]  # listings omit hidden ones
 
     def _look_up(self, urls: Sequence[str]) -> dict[str, ShardInfo]:
         infos: dict[str, ShardInfo] = {}
@@ -505,7 +506,7 @@ def shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:
 def folder_advice(storage: Storage, folder: str) -> str:
     """Return advice on a folder without shards, by its content."""
     inside = [info.url.rstrip("/") for info in storage.list(f"{escaped(folder)}/*", folders=True)]
-    with_shards = next((each for each in inside[:_MOST_LOOKED_INTO] if shards_in(storage, each)), None)
+    with_shards = next((each for each in inside[:_MOST_SUBFOLDERS] if shards_in(storage, each)), None)
     shown = without_secrets(folder)
     if with_shards is not None:
         every = f"{shown}/**/*.tar"
@@ -524,7 +525,7 @@ def write_mark(storage: Storage, folder: str, shards: ShardNaming, writer: str |
         DatasetIndexError: an existing mark is damaged.
     """
     with locked_folder(folder):
-        before, url = read_mark(storage, folder), f"{folder.rstrip('/')}/{_FILE}"
+        before, url = read_mark(storage, folder), f"{folder.rstrip('/')}/{_MARK_FILE}"
         sets = [each for each in before if each.shards != shards]
         if writer is not None:
             sets.append(UnfinishedSet(shards, writer))
@@ -541,7 +542,7 @@ def read_mark(storage: Storage, folder: str) -> Sequence[UnfinishedSet]:
         DatasetIndexError: the mark is damaged.
         StorageError: the storage cannot be read.
     """
-    url = f"{folder.rstrip('/')}/{_FILE}"
+    url = f"{folder.rstrip('/')}/{_MARK_FILE}"
     content = read_if_there(storage, url, _MOST_MARK_BYTES)
     if content is None:
         return ()
@@ -564,10 +565,10 @@ class UnfinishedSet:
 
 def unfinished_error(unfinished: UnfinishedSet, folder: str) -> DatasetIndexError:
     """Return the error for reading an unfinished set."""
-    advice = _ADVICE.get(unfinished.writer, "its writer was interrupted, or is still at work; write them again")
+    advice = _ADVICE.get(unfinished.writer, "their writer was interrupted, or is still running; write them again")
     return DatasetIndexError(
-        f"the shards in this folder are not complete: {advice}. (To read what is there all the same, remove "
-        f"{_FILE} from it)",
+        f"the shards in this folder are not complete: {advice}. (To read those that exist anyway, remove "
+        f"{_MARK_FILE} from it)",
         url=folder,
     )
 

@@ -104,7 +104,7 @@ async def test_an_index_that_is_written_anew_while_in_use_is_an_error(
         table = replace(table_in(read_index(folder / ".streamload"), name), member_crc32=None)
         place = IndexFolder(storages.for_url(url), f"{url}/.streamload")
         place.update_with_tables([(IndexedShard(name, table.shard_bytes, len(table)), table)])
-        with pytest.raises(DatasetIndexError, match=r"written anew while in use, make a new loader"):
+        with pytest.raises(DatasetIndexError, match=r"rewritten while in use, make a new loader"):
             await dataset.load(1)
     finally:
         memory.rm("/written-anew", recursive=True)

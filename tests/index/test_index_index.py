@@ -123,7 +123,7 @@ def test_random_damage_to_a_table_raises_nothing_else() -> None:
             entry = IndexedShard("a.tar", 0, 5, file="t", table_bytes=len(content), table_crc32=zlib.crc32(whole))
             (found,) = DatasetIndex("", (), (entry,)).place("a.tar")[0].unpack(bytes(content))
             assert isinstance(found, DatasetIndexError)
-            assert "its checksum is not the one" in found.message
+            assert "the table's checksum is not the one" in found.message
 
 
 def entry_of(name: str, samples: int) -> tuple[IndexedShard, ShardTable]:
@@ -271,7 +271,7 @@ def test_a_damaged_table_file_says_which_and_spares_the_other_tables(tmp_path: P
             table_in(index, "b.tar")
         assert (caught.value.url, caught.value.offset) == (str(file), start)
     file.unlink()
-    with pytest.raises(DatasetIndexError, match="no such file") as caught:
+    with pytest.raises(DatasetIndexError, match="no longer exists") as caught:
         table_in(index, "a.tar")
     assert caught.value.url == str(file)
 
@@ -362,7 +362,7 @@ def test_a_reader_sees_the_index_before_or_after_and_nothing_between(tmp_path: P
                     gone.add(exc.message)
         done.result()
     assert seen == {0}
-    assert all("no such file" in message for message in gone), "that of an index that was replaced in between"
+    assert all("no longer exists" in message for message in gone), "that of an index that was replaced in between"
 
 
 def test_a_table_larger_than_its_file_is_damage_and_takes_no_memory(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_a_folder_whose_index_forgets_shards_is_not_read_in_part(tmp_path: Path)
     write(tmp_path, [1])
     touch(tmp_path, "forgotten.tar")
     with pytest.raises(
-        DatasetIndexError, match=r"1 shard that its index does not know.*forgotten\.tar.*streamload index"
+        DatasetIndexError, match=r"1 shard that its index does not list.*forgotten\.tar.*streamload index"
     ):
         list_shards(tmp_path)
 
