@@ -38,120 +38,6 @@ _KEPT_BYTES = 256 << 20  # memory that the allocator keeps, for the buffers of l
 _MARGIN = 1.05  # added to an advised budget, for samples larger than the mean
 
 
-class FeederMeter:
-    """Add up the time and the amounts of work of a feeder and its workers, in the totals of an engine.
-
-    While `BatchStream.awaited`, time is added to "awaited_s/REASON". The reason is "work" unless at least half of the
-    workers are idle; then it is "network", "scan" (of shards without an index) or "memory" (no room in memory_budget).
-    Time in which the batches after the awaited one are ready is work.
-    """
-
-    def __init__(self, engine: Engine, stream: BatchStream, *, in_own_process: bool) -> None:
-        self._engine = engine
-        self._totals = engine.totals
-        self._stream = stream
-        self._in_own_process = in_own_process
-        self._started_s = self._recorded_s = perf_counter()
-        self._awaited: str | None = None
-        self._events: list[Event] | None = None
-
-    def add(self, done: RowsDone | ScanDone) -> None:
-        """Add the costs of a task."""
-        costs, totals = done.costs, self._totals
-        for stage in ("scan", "decode", "transform", "collate"):
-            totals[f"{stage}_s"] += getattr(costs, stage)
-        for name in ("waited", "busy", "processor", "delayed"):
-            totals[f"workers_{name}_s"] += getattr(costs, name)
-        totals.add(costs.named)
-        if isinstance(done, RowsDone):
-            totals["payload_bytes"] += done.payload_bytes
-            totals["made_samples"] += done.rows
-            stages = "decode", "transform", "collate", "processor"
-            kind, details = "task", {"samples": done.rows, **{f"{stage}_s": getattr(costs, stage) for stage in stages}}
-        else:
-            kind, details = "scan", {"shards": len(done.found)}
-        if self._events is not None:
-            self._events.append(Event(kind, f"worker {costs.process}", costs.started, costs.busy, details))
-
-    def trace(self, *, on: bool) -> None:
-        """Record events from now on, or stop doing so."""
-        self._events = (self._events or []) if on else None
-        if self._engine.fetcher is not None:
-            self._engine.fetcher.transfers.events = self._events
-
-    def take_events(self) -> tuple[Event, ...]:
-        """Return and clear the recorded events."""
-        events = tuple(self._events or ())
-        if self._events:
-            self._events.clear()
-        return events
-
-    def record_state(self) -> None:
-        """Add the time since the last call, for the reason that held then. Call it after every event."""
-        now_s = perf_counter()
-        if self._awaited is not None:
-            self._totals[self._awaited] += now_s - self._recorded_s
-        self._recorded_s = now_s
-        self._awaited = f"awaited_s/{self._reason()}" if self._stream.awaited else None
-
-    def totals(self) -> Totals:
-        """Return the totals until now."""
-        totals, fetcher = self._totals, self._engine.fetcher
-        totals["feeder_s"] = perf_counter() - self._started_s
-        totals["worker_s"] = totals["feeder_s"] * len(self._engine.pool.workers)
-        totals["restarted_workers"] = self._engine.pool.restarts
-        if self._in_own_process:
-            totals["feeder_processor_s"] = process_time()
-        if fetcher is not None:
-            counts = fetcher.transfers.counts
-            totals["fetched_bytes"], totals["cached_bytes"] = counts.received_bytes, counts.cached_bytes
-            totals["requests"], totals["answer_s"] = counts.requests, counts.answer_s
-            for name in ("throttled", "broken", "answered"):
-                totals[f"{name}_requests"] = getattr(counts, name)
-            totals["connection_s"] = fetcher.transfers.in_flight.now()
-        return totals
-
-    def _reason(self) -> str:
-        fetcher, pool = self._engine.fetcher, self._engine.pool
-        if 2 * pool.n_with_tasks() > len(pool.workers) or self._stream.full:
-            return "work"  # if full, one batch takes longer than the batches after it
-        if fetcher is not None and (fetcher.transfers.running or not self._engine.scans.requested):
-            return "memory" if fetcher.lacking else "network"
-        return "scan"
-
-
-def work_in_words(worker: WorkerActivity, tables: Dataset) -> str:
-    """Describe the work of a worker, for a log line."""
-    task = worker.task
-    if task is None:
-        work = "still starting: it imports the modules that the user's functions need"
-    elif not isinstance(task, RowTask):
-        counts = tables.counts.values
-        scanned = f"{int((counts >= 0).sum()):,} of {len(counts):,} shards are scanned, which `streamload index` saves"
-        work = f"scanning the shard {without_secrets(tables.url(task.shards[0]))!r} ({scanned})"
-    elif worker.row < 0:
-        work = "before or after the samples of a batch, as in collating"
-    else:
-        shard, sample = task.table.values[worker.row, :2].tolist()
-        table = tables.at_hand(shard)
-        key = "" if table is None else f", sample {table.key(sample)!r}"
-        work = f"decoding or transforming shard {without_secrets(tables.url(shard))!r}{key}"
-    return f"{worker.name} is at work, {work}" + (f":\n{worker.stack}" if worker.stack else "")
-
-
-def fetching_in_words(fetcher: Fetcher) -> str:
-    """Describe the oldest request, for a log line; empty if there is none."""
-    oldest = next(iter(fetcher.transfers.running.values()), None)
-    if oldest is None:
-        loading = next(iter(fetcher.index_tables.loading), None)
-        url = "" if loading is None else repr(without_secrets(fetcher.state_of(loading).url))
-        return url and f"the index of {url}"
-    return (
-        f"the storage: a request for {without_secrets(oldest.url)!r} from byte {oldest.start} on has taken "
-        f"{monotonic() - oldest.started_s:.1f} s, in which {oldest.received_bytes:,} bytes came"
-    )
-
-
 class Feeder:
     """Plan one trainer's epochs, have workers do the tasks, and send the batches in order.
 
@@ -371,3 +257,117 @@ class Feeder:
             self.fetcher.pump()
             self.pool.drop(self.fetcher.pop_closed())
         self.pump()
+
+
+class FeederMeter:
+    """Add up the time and the amounts of work of a feeder and its workers, in the totals of an engine.
+
+    While `BatchStream.awaited`, time is added to "awaited_s/REASON". The reason is "work" unless at least half of the
+    workers are idle; then it is "network", "scan" (of shards without an index) or "memory" (no room in memory_budget).
+    Time in which the batches after the awaited one are ready is work.
+    """
+
+    def __init__(self, engine: Engine, stream: BatchStream, *, in_own_process: bool) -> None:
+        self._engine = engine
+        self._totals = engine.totals
+        self._stream = stream
+        self._in_own_process = in_own_process
+        self._started_s = self._recorded_s = perf_counter()
+        self._awaited: str | None = None
+        self._events: list[Event] | None = None
+
+    def add(self, done: RowsDone | ScanDone) -> None:
+        """Add the costs of a task."""
+        costs, totals = done.costs, self._totals
+        for stage in ("scan", "decode", "transform", "collate"):
+            totals[f"{stage}_s"] += getattr(costs, stage)
+        for name in ("waited", "busy", "processor", "delayed"):
+            totals[f"workers_{name}_s"] += getattr(costs, name)
+        totals.add(costs.named)
+        if isinstance(done, RowsDone):
+            totals["payload_bytes"] += done.payload_bytes
+            totals["made_samples"] += done.rows
+            stages = "decode", "transform", "collate", "processor"
+            kind, details = "task", {"samples": done.rows, **{f"{stage}_s": getattr(costs, stage) for stage in stages}}
+        else:
+            kind, details = "scan", {"shards": len(done.found)}
+        if self._events is not None:
+            self._events.append(Event(kind, f"worker {costs.process}", costs.started, costs.busy, details))
+
+    def trace(self, *, on: bool) -> None:
+        """Record events from now on, or stop doing so."""
+        self._events = (self._events or []) if on else None
+        if self._engine.fetcher is not None:
+            self._engine.fetcher.transfers.events = self._events
+
+    def take_events(self) -> tuple[Event, ...]:
+        """Return and clear the recorded events."""
+        events = tuple(self._events or ())
+        if self._events:
+            self._events.clear()
+        return events
+
+    def record_state(self) -> None:
+        """Add the time since the last call, for the reason that held then. Call it after every event."""
+        now_s = perf_counter()
+        if self._awaited is not None:
+            self._totals[self._awaited] += now_s - self._recorded_s
+        self._recorded_s = now_s
+        self._awaited = f"awaited_s/{self._reason()}" if self._stream.awaited else None
+
+    def totals(self) -> Totals:
+        """Return the totals until now."""
+        totals, fetcher = self._totals, self._engine.fetcher
+        totals["feeder_s"] = perf_counter() - self._started_s
+        totals["worker_s"] = totals["feeder_s"] * len(self._engine.pool.workers)
+        totals["restarted_workers"] = self._engine.pool.restarts
+        if self._in_own_process:
+            totals["feeder_processor_s"] = process_time()
+        if fetcher is not None:
+            counts = fetcher.transfers.counts
+            totals["fetched_bytes"], totals["cached_bytes"] = counts.received_bytes, counts.cached_bytes
+            totals["requests"], totals["answer_s"] = counts.requests, counts.answer_s
+            for name in ("throttled", "broken", "answered"):
+                totals[f"{name}_requests"] = getattr(counts, name)
+            totals["connection_s"] = fetcher.transfers.in_flight.now()
+        return totals
+
+    def _reason(self) -> str:
+        fetcher, pool = self._engine.fetcher, self._engine.pool
+        if 2 * pool.n_with_tasks() > len(pool.workers) or self._stream.full:
+            return "work"  # if full, one batch takes longer than the batches after it
+        if fetcher is not None and (fetcher.transfers.running or not self._engine.scans.requested):
+            return "memory" if fetcher.lacking else "network"
+        return "scan"
+
+
+def work_in_words(worker: WorkerActivity, tables: Dataset) -> str:
+    """Describe the work of a worker, for a log line."""
+    task = worker.task
+    if task is None:
+        work = "still starting: it imports the modules that the user's functions need"
+    elif not isinstance(task, RowTask):
+        counts = tables.counts.values
+        scanned = f"{int((counts >= 0).sum()):,} of {len(counts):,} shards are scanned, which `streamload index` saves"
+        work = f"scanning the shard {without_secrets(tables.url(task.shards[0]))!r} ({scanned})"
+    elif worker.row < 0:
+        work = "before or after the samples of a batch, as in collating"
+    else:
+        shard, sample = task.table.values[worker.row, :2].tolist()
+        table = tables.at_hand(shard)
+        key = "" if table is None else f", sample {table.key(sample)!r}"
+        work = f"decoding or transforming shard {without_secrets(tables.url(shard))!r}{key}"
+    return f"{worker.name} is at work, {work}" + (f":\n{worker.stack}" if worker.stack else "")
+
+
+def fetching_in_words(fetcher: Fetcher) -> str:
+    """Describe the oldest request, for a log line; empty if there is none."""
+    oldest = next(iter(fetcher.transfers.running.values()), None)
+    if oldest is None:
+        loading = next(iter(fetcher.index_tables.loading), None)
+        url = "" if loading is None else repr(without_secrets(fetcher.state_of(loading).url))
+        return url and f"the index of {url}"
+    return (
+        f"the storage: a request for {without_secrets(oldest.url)!r} from byte {oldest.start} on has taken "
+        f"{monotonic() - oldest.started_s:.1f} s, in which {oldest.received_bytes:,} bytes came"
+    )
