@@ -1,1 +1,1 @@
-"""Feeders on other nodes: actors of a Ray cluster."""
+"""Run feeders on other nodes, in actors of a Ray cluster."""

@@ -1,1 +1,1 @@
-"""The feeder, wherever it runs: an epoch of one rank from end to end, and what trainer and feeder say to each other."""
+"""Run the epochs of a rank from the plan to finished batches, and exchange messages with the trainer."""

@@ -170,7 +170,6 @@ class Feeder:
     # -- events of the pool ----------------------------------------------------------------------------------------
 
     def _on_done(self, done: RowsDone | ScanDone) -> None:
-        """Record the result of a task."""
         with self._failing():
             self._meter.add(done)
             if isinstance(done, RowsDone):

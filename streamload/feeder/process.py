@@ -86,7 +86,6 @@ class _Process:
             self._feeder.handle(message)
 
     def _answer(self, call: Call, returning: Coroutine[Any, Any, Any]) -> None:
-        """Send the answer to a call once there is a result."""
 
         async def answer() -> None:
             with Attempt() as attempt:

@@ -57,7 +57,7 @@ class Fetcher:
     Args:
         tables: the index tables of the shards.
         fetched: the numbers of the shards to fetch.
-        storages: read the shards.
+        storages: the storages of the shards' URLs.
         budget_bytes: maximum bytes of all parts together.
         wake: called when a part arrives or fails, or `pump` has work.
         cache: the disk cache, if any.

@@ -22,7 +22,7 @@ class Fetching(NamedTuple):
     """How a feeder fetches shards.
 
     Attributes:
-        storages: read the shards.
+        storages: the storages of the shards' URLs.
         budget_bytes: the loader's memory budget.
         cache_folder: the folder of the disk cache; None for no cache.
         cache_bytes: maximum size of the disk cache.

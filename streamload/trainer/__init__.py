@@ -1,1 +1,1 @@
-"""The trainer's side: the connection to its feeder, the batches that come from it, and the iterators over them."""
+"""Connect a training process to its feeder, and iterate over the batches."""

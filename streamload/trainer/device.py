@@ -102,7 +102,6 @@ class Cuda:
 
 
 def _devices_in_use() -> list[int]:
-    """Return the devices with a CUDA context in this process."""
     # Private, but public functions create a context if there is none.
     has_context = torch._C._cuda_hasPrimaryContext  # noqa: SLF001
     return [device for device in range(torch.cuda.device_count()) if has_context(device)]

@@ -213,7 +213,6 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             self._in_use.release()
 
     def _refuse_ended(self) -> None:
-        """Raise an error if this pass has ended, or belongs to another process."""
         if self._ended == _FINISHED:
             raise StopIteration
         if self._ended:
@@ -396,7 +395,6 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                 self._in_use.release()
 
     def _end_processes(self, why: str, state: Literal["ready", "left"] = "left") -> None:
-        """End the pass early, with the feeder's processes."""
         if self._ended is not None:
             return
         self._stop(why, state)

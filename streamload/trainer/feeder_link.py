@@ -584,7 +584,6 @@ class Connection:
         return answer.value
 
     def _raise_broken(self, error: EOFError | OSError) -> NoReturn:
-        """Raise an error that says why no message can be received."""
         if self.death is None and self.closed:
             raise LoaderClosedError("the loader was closed while it waited for a batch or an answer") from error
         if self._child is None or (isinstance(error, OSError) and error.errno == errno.EMFILE):
