@@ -31,89 +31,6 @@ from streamload.images.placing import takes
 from streamload.order.randomness import SampleRandomness
 from streamload.tar.scan import MISSING
 
-# The global generators, as names for `pkgutil.resolve_name`.
-_GENERATORS = (
-    "random:_inst",
-    "numpy.random.mtrand:_rand",
-    "numpy.random.mtrand:_rand._bit_generator",
-    "torch:default_generator",
-)
-
-
-class UnseededError(Exception):
-    """Raised if user code may have drawn from torch's generator before it was seeded; the task must be repeated."""
-
-
-class GlobalSeeds:
-    """Seed Python's, NumPy's and (if loaded) torch's generator, so that augmentation depends on the sample alone.
-
-    Args:
-        needed: some function may draw from them; otherwise they are never touched.
-        restore: restore the generators after a task, because the process belongs to the user.
-    """
-
-    def __init__(self, *, needed: bool, restore: bool) -> None:
-        self._needed = needed
-        self._restore = restore
-
-    @contextmanager
-    def whole_task(self) -> Iterator[None]:
-        """Wrap all user code of a task.
-
-        Raises:
-            UnseededError: the code imported torch for the first time in this process.
-        """
-        if not self._needed:
-            yield
-            return
-        torch_generator = _torch_generator()
-        had_torch = torch_generator is not None
-        if self._restore:
-            for_python, for_numpy = random.getstate(), numpy_random.get_state()
-            for_torch = torch_generator.get_state() if had_torch else None
-        try:
-            yield
-        finally:
-            if self._restore:
-                random.setstate(for_python)
-                numpy_random.set_state(for_numpy)
-                if had_torch:
-                    torch_generator.set_state(for_torch)
-        if not had_torch and _torch_generator() is not None:
-            raise UnseededError
-
-    def seed(self, randomness: SampleRandomness, shard: int, sample: int, repeat: int = 0) -> None:
-        """Seed the generators for one sample; torch only if it is loaded."""
-        if not self._needed:
-            return
-        for_python, for_numpy, for_torch = randomness.seeds(shard, sample, repeat)
-        random.seed(for_python)
-        numpy_random.seed(for_numpy)  # the legacy generator is what most augmentation libraries draw from
-        if (generator := _torch_generator()) is not None:
-            generator.manual_seed(for_torch)
-
-
-def names_of_generators() -> dict[int, str]:
-    """Return names for `pkgutil.resolve_name` of the global generators, by their `id` in this process.
-
-    Functions such as `random.random` and `numpy.random.rand` are bound to one.
-    """
-    names = {}
-    for name in _GENERATORS:
-        module, _, path = name.partition(":")
-        generator: Any = sys.modules.get(module)
-        for attribute in path.split("."):
-            generator = getattr(generator, attribute, None)
-        if generator is not None:
-            names[id(generator)] = name
-    return names
-
-
-def _torch_generator() -> Any:
-    """Return torch's default generator; None if torch is not loaded, or still being imported by a thread."""
-    return getattr(sys.modules.get("torch"), "default_generator", None)
-
-
 T = TypeVar("T")
 
 PROGRAM_ERRORS = (
@@ -129,157 +46,16 @@ _DRAW_NOTHING: tuple[object, ...] = (
     *(ascii, bin, chr, format, hash, hex, id, oct, ord, repr),
 )
 
+# The global generators, as names for `pkgutil.resolve_name`.
+_GENERATORS = (
+    "random:_inst",
+    "numpy.random.mtrand:_rand",
+    "numpy.random.mtrand:_rand._bit_generator",
+    "torch:default_generator",
+)
+
 _TAKE_ARRAYS = {"ToImage", "ToPILImage", "ToTensor", "Lambda", "Identity"}
 _CHAINS = {"Compose", "Sequential", "RandomApply", "RandomChoice", "RandomOrder"}
-
-
-class UserFunction:
-    """A transform, and how to call it.
-
-    Attributes:
-        name: for statistics and messages.
-        takes_rng: it has a parameter `rng`, for a `numpy.random.Generator`.
-        uses_global_generators: it may draw from `random`, `numpy.random` or torch. False for functions with `rng`,
-            built-in functions of a single value, and functions whose attribute of this name is false.
-        starts_from_encoded: its first operation can decode by itself.
-        rest: the operations after the first one, if that decodes and is not the only one.
-    """
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-        named = function
-        while isinstance(named, partial):
-            named = named.func
-        self.name: str = getattr(named, "__name__", None) or type(named).__name__
-        # Only the first operation of a chain decodes, and other operations may be the user's.
-        first, *rest = steps_of(function) or (function,)
-        self._from_encoded: Callable[..., Any] | None = getattr(first, "from_encoded", None)
-        self.starts_from_encoded = self._from_encoded is not None
-        self.rest = UserFunction(Compose(rest)) if rest and self.starts_from_encoded else None
-        self.takes_rng = takes(function, "rng")
-        may_draw = not self.takes_rng and not any(function is each for each in _DRAW_NOTHING)
-        self.uses_global_generators = bool(getattr(function, "uses_global_generators", may_draw))
-        self._takes_out = takes(function, "out")
-        self._advice = _torchvision_advice(function)
-
-    def __call__(self, value: Any, rng: Any, out: Any = None) -> Any:
-        """Call the function for a field or sample; the result may be `out` itself.
-
-        Raises:
-            TypeError: the function is a torchvision transform that cannot take arrays; or any error of the function.
-        """
-        if self._advice is not None and _has_only_arrays(value):
-            raise TypeError(self._advice)
-        options = {"rng": rng} if self.takes_rng else {}
-        if out is not None and self._takes_out:
-            options["out"] = out
-        return self._function(value, **options)
-
-    def from_encoded(self, data: memoryview, rng: Any, out: Any = None) -> Any:
-        """Decode a field's bytes and apply the first operation; `rest` has the others."""
-        assert self._from_encoded is not None
-        return self._from_encoded(data, rng, **({"out": out} if self._takes_out and self.rest is None else {}))
-
-
-class EventLoop:
-    """Run coroutines of user functions, always in one event loop, so that what they open in it can be kept.
-
-    A fork gets a loop of its own. While the caller's loop runs, as in a notebook, a thread runs this one.
-    """
-
-    def __init__(self) -> None:
-        self._process = 0
-        self._close: Callable[[], object] = lambda: None
-
-    def close(self) -> None:
-        """Close the loop, and cancel what still runs in it; later coroutines get another one. Idempotent."""
-        self._process = 0
-        self._close()
-
-    def gather(self, coroutines: Iterable[Awaitable[T]]) -> list[T]:
-        """Run coroutines concurrently; return their results."""
-        import asyncio  # here, since few jobs need it
-        from selectors import PollSelector
-
-        async def all_of_them() -> list[T]:
-            return await asyncio.gather(*coroutines)
-
-        if self._process != os.getpid():
-            self._process = os.getpid()
-            # Unlike by epoll, a fork that closes its copy of the loop does not break the parent's.
-            self._runner = asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(PollSelector()))
-            self._close = weakref.finalize(self, _close, self._process, self._runner.close)
-        return _outside_of_loops(lambda: self._runner.run(all_of_them()))
-
-
-def _close(process: int, close: Callable[[], None]) -> None:
-    if process != os.getpid():  # a fork's copy shares the pipe that wakes the original
-        return
-    with suppress(RuntimeError):  # when a program ends, no thread may start, not even to wait for others
-        _outside_of_loops(close)
-
-
-def _outside_of_loops(call: Callable[[], T]) -> T:
-    import asyncio
-    from concurrent.futures import ThreadPoolExecutor
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return call()
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(call).result()
-
-
-def _torchvision_advice(function: object) -> str | None:
-    """Return advice if the first transform of a field or sample is one of torchvision's `v2` that needs tensors.
-
-    These silently ignore everything but tensors and PIL images, so a model would be trained without them.
-    """
-    module, name = type(function).__module__, type(function).__name__
-    if is_ours(function):  # ours return arrays for arrays, except ToTensor
-        steps = getattr(function, "operations", ())
-        first = next((step for step in steps if not is_ours(step) or type(step) is ToTensor), None)
-        return None if first is None else _torchvision_advice(first)
-    if name in _CHAINS and module.startswith(("torchvision.transforms.", "torch.nn.modules.container")):
-        steps = getattr(function, "transforms", function)
-        return _torchvision_advice(next(iter(steps), None) if isinstance(steps, Iterable) else steps)
-    if name in _TAKE_ARRAYS or not module.startswith("torchvision.transforms.v2"):
-        return None
-    return (
-        f"torchvision's v2.{name} ignores NumPy arrays, which images are decoded to, and would do nothing; begin with "
-        "v2.ToImage(), as in v2.Compose([v2.ToImage(), ...])"
-    )
-
-
-def _has_only_arrays(value: Any) -> bool:
-    items = value.values() if isinstance(value, Mapping) else value
-    parts = list(items) if isinstance(value, Mapping | tuple | list) else [value]
-    packages = {type(part).__module__.partition(".")[0] for part in parts}
-    return any(isinstance(part, np.ndarray) for part in parts) and packages.isdisjoint(("torch", "torchvision", "PIL"))
-
-
-class Transforms(NamedTuple):
-    """The transforms of one dataset: functions of fields, and a function of whole samples or None."""
-
-    by_field: Mapping[str, UserFunction]
-    on_sample: UserFunction | None
-
-    @classmethod
-    def of(cls, transform: Transform | None) -> Transforms:
-        """Wrap the user's argument."""
-        if isinstance(transform, Mapping):
-            functions = {key: UserFunction(function) for key, function in transform.items()}
-            return cls(by_field("transform", functions), None)
-        return cls({}, None if transform is None else UserFunction(transform))
-
-
-class _Transformed:
-    """A column that the user's functions make row by row, and the seconds that this takes."""
-
-    def __init__(self, column: Column, values: PlacedRows) -> None:
-        self.column, self.values = column, values
-        self.decode_s = self.transform_s = 0.0
 
 
 class RowMaker:
@@ -543,3 +319,226 @@ class RowMaker:
             stored_in=work.row_shards[row] if where is None else int(where.shards[row]),
             missing_field=column is not None and int(column.offsets[row]) == MISSING,
         )
+
+
+class _Transformed:
+    """A column that the user's functions make row by row, and the seconds that this takes."""
+
+    def __init__(self, column: Column, values: PlacedRows) -> None:
+        self.column, self.values = column, values
+        self.decode_s = self.transform_s = 0.0
+
+
+class Transforms(NamedTuple):
+    """The transforms of one dataset: functions of fields, and a function of whole samples or None."""
+
+    by_field: Mapping[str, UserFunction]
+    on_sample: UserFunction | None
+
+    @classmethod
+    def of(cls, transform: Transform | None) -> Transforms:
+        """Wrap the user's argument."""
+        if isinstance(transform, Mapping):
+            functions = {key: UserFunction(function) for key, function in transform.items()}
+            return cls(by_field("transform", functions), None)
+        return cls({}, None if transform is None else UserFunction(transform))
+
+
+class UserFunction:
+    """A transform, and how to call it.
+
+    Attributes:
+        name: for statistics and messages.
+        takes_rng: it has a parameter `rng`, for a `numpy.random.Generator`.
+        uses_global_generators: it may draw from `random`, `numpy.random` or torch. False for functions with `rng`,
+            built-in functions of a single value, and functions whose attribute of this name is false.
+        starts_from_encoded: its first operation can decode by itself.
+        rest: the operations after the first one, if that decodes and is not the only one.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        named = function
+        while isinstance(named, partial):
+            named = named.func
+        self.name: str = getattr(named, "__name__", None) or type(named).__name__
+        # Only the first operation of a chain decodes, and other operations may be the user's.
+        first, *rest = steps_of(function) or (function,)
+        self._from_encoded: Callable[..., Any] | None = getattr(first, "from_encoded", None)
+        self.starts_from_encoded = self._from_encoded is not None
+        self.rest = UserFunction(Compose(rest)) if rest and self.starts_from_encoded else None
+        self.takes_rng = takes(function, "rng")
+        may_draw = not self.takes_rng and not any(function is each for each in _DRAW_NOTHING)
+        self.uses_global_generators = bool(getattr(function, "uses_global_generators", may_draw))
+        self._takes_out = takes(function, "out")
+        self._advice = _torchvision_advice(function)
+
+    def __call__(self, value: Any, rng: Any, out: Any = None) -> Any:
+        """Call the function for a field or sample; the result may be `out` itself.
+
+        Raises:
+            TypeError: the function is a torchvision transform that cannot take arrays; or any error of the function.
+        """
+        if self._advice is not None and _has_only_arrays(value):
+            raise TypeError(self._advice)
+        options = {"rng": rng} if self.takes_rng else {}
+        if out is not None and self._takes_out:
+            options["out"] = out
+        return self._function(value, **options)
+
+    def from_encoded(self, data: memoryview, rng: Any, out: Any = None) -> Any:
+        """Decode a field's bytes and apply the first operation; `rest` has the others."""
+        assert self._from_encoded is not None
+        return self._from_encoded(data, rng, **({"out": out} if self._takes_out and self.rest is None else {}))
+
+
+def _torchvision_advice(function: object) -> str | None:
+    """Return advice if the first transform of a field or sample is one of torchvision's `v2` that needs tensors.
+
+    These silently ignore everything but tensors and PIL images, so a model would be trained without them.
+    """
+    module, name = type(function).__module__, type(function).__name__
+    if is_ours(function):  # ours return arrays for arrays, except ToTensor
+        steps = getattr(function, "operations", ())
+        first = next((step for step in steps if not is_ours(step) or type(step) is ToTensor), None)
+        return None if first is None else _torchvision_advice(first)
+    if name in _CHAINS and module.startswith(("torchvision.transforms.", "torch.nn.modules.container")):
+        steps = getattr(function, "transforms", function)
+        return _torchvision_advice(next(iter(steps), None) if isinstance(steps, Iterable) else steps)
+    if name in _TAKE_ARRAYS or not module.startswith("torchvision.transforms.v2"):
+        return None
+    return (
+        f"torchvision's v2.{name} ignores NumPy arrays, which images are decoded to, and would do nothing; begin with "
+        "v2.ToImage(), as in v2.Compose([v2.ToImage(), ...])"
+    )
+
+
+def _has_only_arrays(value: Any) -> bool:
+    items = value.values() if isinstance(value, Mapping) else value
+    parts = list(items) if isinstance(value, Mapping | tuple | list) else [value]
+    packages = {type(part).__module__.partition(".")[0] for part in parts}
+    return any(isinstance(part, np.ndarray) for part in parts) and packages.isdisjoint(("torch", "torchvision", "PIL"))
+
+
+class GlobalSeeds:
+    """Seed Python's, NumPy's and (if loaded) torch's generator, so that augmentation depends on the sample alone.
+
+    Args:
+        needed: some function may draw from them; otherwise they are never touched.
+        restore: restore the generators after a task, because the process belongs to the user.
+    """
+
+    def __init__(self, *, needed: bool, restore: bool) -> None:
+        self._needed = needed
+        self._restore = restore
+
+    @contextmanager
+    def whole_task(self) -> Iterator[None]:
+        """Wrap all user code of a task.
+
+        Raises:
+            UnseededError: the code imported torch for the first time in this process.
+        """
+        if not self._needed:
+            yield
+            return
+        torch_generator = _torch_generator()
+        had_torch = torch_generator is not None
+        if self._restore:
+            for_python, for_numpy = random.getstate(), numpy_random.get_state()
+            for_torch = torch_generator.get_state() if had_torch else None
+        try:
+            yield
+        finally:
+            if self._restore:
+                random.setstate(for_python)
+                numpy_random.set_state(for_numpy)
+                if had_torch:
+                    torch_generator.set_state(for_torch)
+        if not had_torch and _torch_generator() is not None:
+            raise UnseededError
+
+    def seed(self, randomness: SampleRandomness, shard: int, sample: int, repeat: int = 0) -> None:
+        """Seed the generators for one sample; torch only if it is loaded."""
+        if not self._needed:
+            return
+        for_python, for_numpy, for_torch = randomness.seeds(shard, sample, repeat)
+        random.seed(for_python)
+        numpy_random.seed(for_numpy)  # the legacy generator is what most augmentation libraries draw from
+        if (generator := _torch_generator()) is not None:
+            generator.manual_seed(for_torch)
+
+
+class UnseededError(Exception):
+    """Raised if user code may have drawn from torch's generator before it was seeded; the task must be repeated."""
+
+
+def names_of_generators() -> dict[int, str]:
+    """Return names for `pkgutil.resolve_name` of the global generators, by their `id` in this process.
+
+    Functions such as `random.random` and `numpy.random.rand` are bound to one.
+    """
+    names = {}
+    for name in _GENERATORS:
+        module, _, path = name.partition(":")
+        generator: Any = sys.modules.get(module)
+        for attribute in path.split("."):
+            generator = getattr(generator, attribute, None)
+        if generator is not None:
+            names[id(generator)] = name
+    return names
+
+
+def _torch_generator() -> Any:
+    """Return torch's default generator; None if torch is not loaded, or still being imported by a thread."""
+    return getattr(sys.modules.get("torch"), "default_generator", None)
+
+
+class EventLoop:
+    """Run coroutines of user functions, always in one event loop, so that what they open in it can be kept.
+
+    A fork gets a loop of its own. While the caller's loop runs, as in a notebook, a thread runs this one.
+    """
+
+    def __init__(self) -> None:
+        self._process = 0
+        self._close: Callable[[], object] = lambda: None
+
+    def close(self) -> None:
+        """Close the loop, and cancel what still runs in it; later coroutines get another one. Idempotent."""
+        self._process = 0
+        self._close()
+
+    def gather(self, coroutines: Iterable[Awaitable[T]]) -> list[T]:
+        """Run coroutines concurrently; return their results."""
+        import asyncio  # here, since few jobs need it
+        from selectors import PollSelector
+
+        async def all_of_them() -> list[T]:
+            return await asyncio.gather(*coroutines)
+
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            # Unlike by epoll, a fork that closes its copy of the loop does not break the parent's.
+            self._runner = asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(PollSelector()))
+            self._close = weakref.finalize(self, _close, self._process, self._runner.close)
+        return _outside_of_loops(lambda: self._runner.run(all_of_them()))
+
+
+def _close(process: int, close: Callable[[], None]) -> None:
+    if process != os.getpid():  # a fork's copy shares the pipe that wakes the original
+        return
+    with suppress(RuntimeError):  # when a program ends, no thread may start, not even to wait for others
+        _outside_of_loops(close)
+
+
+def _outside_of_loops(call: Callable[[], T]) -> T:
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return call()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
