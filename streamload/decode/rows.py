@@ -1,4 +1,4 @@
-"""Make rows from bytes: read, decode and transform fields by the user's functions."""
+"""Make rows from bytes: read and decode fields, and call the user's functions, with seeds and in an event loop."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ PROGRAM_ERRORS = (
     *(NameError, AttributeError, TypeError, ImportError, SyntaxError, NotImplementedError, MemoryError),
     SystemExitError,
 )
-"""Exceptions of user code that indicate a bug in the program, not bad data; `on_error` does not apply."""
+"""Exceptions of user code that indicate a bug in the program, not bad data; `on_error` does not apply to them."""
 
-# Built-in functions of a single value. Others, such as `sum`, `list` and `bytes`, may call or iterate over their
+# Built-in functions that cannot draw. Others, such as `sum`, `list` and `bytes`, may call or iterate over their
 # argument, which may draw.
 _DRAW_NOTHING: tuple[object, ...] = (
     *(abs, bool, complex, float, int, len, memoryview, str, type),
@@ -54,6 +54,7 @@ _GENERATORS = (
     "torch:default_generator",
 )
 
+# Torchvision's transforms of arrays, and its containers of transforms.
 _TAKE_ARRAYS = {"ToImage", "ToPILImage", "ToTensor", "Lambda", "Identity"}
 _CHAINS = {"Compose", "Sequential", "RandomApply", "RandomChoice", "RandomOrder"}
 
@@ -64,20 +65,20 @@ class RowMaker:
     Args:
         job: the user's functions and options.
         in_callers_process: exceptions that end the pass keep their tracebacks, and the global generators are restored.
-        one_by_one: each row reaches the user as decoded, a transform may return None, and the global generators are not
-            touched.
+        one_by_one: the user gets single rows: values are those of the decoder, a transform may return None, and the
+            global generators are not touched.
 
     Attributes:
-        seeds: of the global generators, set for each row; collate functions run within the same `whole_task`.
-        resizes_images: some function starts from encoded images.
+        seeds: seeds the global generators for each row; collate functions run within the same `whole_task`.
+        resizes_images: a function starts from encoded images.
     """
 
     def __init__(self, job: Job, *, in_callers_process: bool = False, one_by_one: bool = False) -> None:
         self._job = job
         transforms = [job.transform if mine is None else mine for _, mine in job.own_transforms] or [job.transform]
         self._transforms = [Transforms.of(each) for each in transforms]
-        given = [some.values() if isinstance(some, Mapping) else (some,) for some in (job.decode, *transforms)]
-        calls = [call for each in chain.from_iterable(given) for call in (each, type(each).__call__)]
+        functions = [each.values() if isinstance(each, Mapping) else (each,) for each in (job.decode, *transforms)]
+        calls = [call for each in chain.from_iterable(functions) for call in (each, type(each).__call__)]
         self._loop = EventLoop() if any(map(iscoroutinefunction, calls)) else None
         of_fields = [function for each in self._transforms for function in each.by_field.values()]
         on_samples = [each.on_sample for each in self._transforms if each.on_sample is not None]
@@ -109,10 +110,10 @@ class RowMaker:
             shards: reads the bytes.
             random: called once, in order, for each row whose transform needs it.
             keys: the rows' keys, if samples hold them.
-            untried: rows to count as failed, and why.
+            untried: rows to count as failed, with the reason.
             progress: set to the number of the current row, and to -1 at the end.
-            blocks: the memory of each batch, with an entry per row, by the number of a value within rows. Values are
-                copied there, or made there by functions that take `out`.
+            blocks: for the number of a value within rows, the memory of each batch, with an entry per row. Values are
+                copied there, or written there by functions that take `out`.
         """
         work = Work(table, shards, random, keys, [-1] if progress is None else progress)
         for row, reason in (untried or {}).items():
@@ -148,12 +149,12 @@ class RowMaker:
             self._loop.close()
 
     def _transform(self, work: Work, transformed: list[_Transformed]) -> None:
-        """Decode and transform fields, then samples, row by row: the functions of a row share a generator, in order."""
+        """Decode and transform row by row: fields, then the sample, whose functions share the row's generator."""
         rows, random, loop, started = work.rows, work.random, self._loop, perf_counter()
         names = work.table.values[:, :3].tolist()
         first_shards = [first for first, _ in self._job.own_transforms]
         datasets = [bisect_right(first_shards, shard) - 1 for shard in work.row_shards] if first_shards else None
-        making: dict[int, tuple[Column | None, bool]] = {}  # by row, the column, and whether a transform makes it
+        making: dict[int, tuple[Column | None, bool]] = {}  # by row, the current column, and True in a transform
         samples: list[Any] = [None] * work.count
 
         async def make(numbers: Iterable[int]) -> None:
@@ -161,7 +162,7 @@ class RowMaker:
                 functions = self._transforms[datasets[row] if datasets else 0]
                 rng = random.generator(*names[row]) if self._takes_rng else None
                 if loop is not None:
-                    rng = deepcopy(rng)  # the next row's call changes it
+                    rng = deepcopy(rng)  # the next row sets the shared one
                 self.seeds.seed(random, *names[row])
                 for field in transformed:
                     making[row] = field.column, False
@@ -196,7 +197,7 @@ class RowMaker:
         make: Callable[[Iterable[int]], Coroutine[Any, Any, None]],
         failed: Callable[[int, Exception], RowFailure],
     ) -> None:
-        """Make rows one after the other, or all at once if the user's functions are coroutines."""
+        """Make rows one after the other, or concurrently if the user's functions are coroutines."""
 
         async def attempted(row: int) -> Exception | None:
             with Attempt(exits=True) as attempt:
@@ -204,7 +205,7 @@ class RowMaker:
             try:
                 return attempt.error
             finally:
-                attempt.error = None  # its frames refer to this one: a cycle would keep the event loop
+                attempt.error = None  # its traceback refers to this frame, and the cycle would keep the event loop
 
         def make_at_once(numbers: Iterator[int]) -> None:
             with suppress(StopIteration):  # it never suspends
@@ -220,7 +221,7 @@ class RowMaker:
                 work.failures[row] = failed(row, error)
 
     def _record(self, work: Work, transformed: list[_Transformed], seconds: float) -> None:
-        """Record the seconds of fields' functions; the rest is the sample functions', or everything of coroutines."""
+        """Record the seconds of each field; the rest is the sample functions' time. Coroutines are timed together."""
         names = [function.name for function in self._on_samples]
         for field in transformed:
             column = field.column
@@ -238,7 +239,7 @@ class RowMaker:
     def _decoded(
         self, work: Work, field: _Transformed, functions: Mapping[str, UserFunction], row: int, rng: Any
     ) -> tuple[Any, UserFunction | None, float]:
-        """Return a field's decoded value, the function to call with it, and the time by `perf_counter`."""
+        """Return a field's decoded value, the transform to call with it, and the time by `perf_counter`."""
         column, started = field.column, perf_counter()
         if self._reader.is_absent(column, row):
             return self._reader.absent, None, started
@@ -279,10 +280,10 @@ class RowMaker:
         return [urls[shard] for shard in work.row_shards]
 
     def _failed(self, work: Work, column: Column | None, in_transform: bool, row: int, error: Exception) -> RowFailure:
-        """Return the failure of a row, in a column or as a whole; raises exits in the caller's process."""
+        """Return the failure of a row, in a column or as a whole. Raises exits in the caller's process."""
         of_field = "" if column is None else f" of field {column.name!r}"
         if error.args == ("coroutine raised StopIteration",) and isinstance(error.__cause__, StopIteration):
-            error = error.__cause__  # the coroutine is ours
+            error = error.__cause__  # the user's function raised it, and the coroutine `make` converted it
         cause: Exception | None = error
         in_program = in_transform or (column is not None and not self._reader.is_built_in(column))
         if isinstance(error, RowError):
@@ -300,13 +301,13 @@ class RowMaker:
         fatal = kind == "ShardChangedError" or isinstance(cause, PROGRAM_ERRORS if in_program else ImportError)
         if fatal and in_program and cause is not None and self._job.on_error != "raise":
             message += (
-                f"; on_error={self._job.on_error!r} is for samples whose data is bad, and {type(cause).__name__} "
-                "counts as a mistake in the program: raise ValueError for samples that are to be left out"
+                f"; on_error={self._job.on_error!r} is for samples with bad data, and {type(cause).__name__} counts as "
+                "a mistake in the program: raise ValueError for samples to leave out"
             )
-        # Errors that are only counted lose their frames, which would hold memory.
+        # Errors that are only counted lose their frames, which would keep memory alive.
         is_raised = fatal or self._job.on_error == "raise"
         make_failure = failure_here if self._in_callers_process and is_raised else failure_of
-        where = column or (work.columns[0] if work.columns else None)
+        place = column or (work.columns[0] if work.columns else None)
         return RowFailure(
             kind=kind,
             message=message,
@@ -315,14 +316,14 @@ class RowMaker:
             cause=None if cause is None else make_failure(cause),
             shard=work.row_shards[row],
             sample=int(work.table.values[row, 1]),
-            offset=MISSING if where is None else int(where.offsets[row]),
-            stored_in=work.row_shards[row] if where is None else int(where.shards[row]),
+            offset=MISSING if place is None else int(place.offsets[row]),
+            stored_in=work.row_shards[row] if place is None else int(place.shards[row]),
             missing_field=column is not None and int(column.offsets[row]) == MISSING,
         )
 
 
 class _Transformed:
-    """A column that the user's functions make row by row, and the seconds that this takes."""
+    """A column that is made row by row, since the user's functions are called, and the seconds that this takes."""
 
     def __init__(self, column: Column, values: PlacedRows) -> None:
         self.column, self.values = column, values
@@ -337,7 +338,7 @@ class Transforms(NamedTuple):
 
     @classmethod
     def of(cls, transform: Transform | None) -> Transforms:
-        """Wrap the user's argument."""
+        """Wrap the functions of a `transform=`."""
         if isinstance(transform, Mapping):
             functions = {key: UserFunction(function) for key, function in transform.items()}
             return cls(by_field("transform", functions), None)
@@ -345,14 +346,14 @@ class Transforms(NamedTuple):
 
 
 class UserFunction:
-    """A transform, and how to call it.
+    """A user's transform, called with the arguments that it takes.
 
     Attributes:
-        name: for statistics and messages.
-        takes_rng: it has a parameter `rng`, for a `numpy.random.Generator`.
-        uses_global_generators: it may draw from `random`, `numpy.random` or torch. False for functions with `rng`,
-            built-in functions of a single value, and functions whose attribute of this name is false.
-        starts_from_encoded: its first operation can decode by itself.
+        name: the function's name, for statistics and messages.
+        takes_rng: the function has a parameter `rng`, for a `numpy.random.Generator`.
+        uses_global_generators: the function may draw from `random`, `numpy.random` or torch. False for functions with
+            `rng`, some built-in functions, and functions whose attribute of this name is false.
+        starts_from_encoded: the first operation can decode by itself.
         rest: the operations after the first one, if that decodes and is not the only one.
     """
 
@@ -377,7 +378,7 @@ class UserFunction:
         """Call the function for a field or sample; the result may be `out` itself.
 
         Raises:
-            TypeError: the function is a torchvision transform that cannot take arrays; or any error of the function.
+            TypeError: the function is a torchvision transform that ignores arrays.
         """
         if self._advice is not None and _has_only_arrays(value):
             raise TypeError(self._advice)
@@ -387,7 +388,7 @@ class UserFunction:
         return self._function(value, **options)
 
     def from_encoded(self, data: memoryview, rng: Any, out: Any = None) -> Any:
-        """Decode a field's bytes and apply the first operation; `rest` has the others."""
+        """Decode a field's bytes and apply the first operation; apply `rest` to the result."""
         assert self._from_encoded is not None
         return self._from_encoded(data, rng, **({"out": out} if self._takes_out and self.rest is None else {}))
 
@@ -395,7 +396,7 @@ class UserFunction:
 def _torchvision_advice(function: object) -> str | None:
     """Return advice if the first transform of a field or sample is one of torchvision's `v2` that needs tensors.
 
-    These silently ignore everything but tensors and PIL images, so a model would be trained without them.
+    Such a transform silently ignores all but tensors and PIL images, so a model would be trained without it.
     """
     module, name = type(function).__module__, type(function).__name__
     if is_ours(function):  # ours return arrays for arrays, except ToTensor
@@ -408,7 +409,7 @@ def _torchvision_advice(function: object) -> str | None:
     if name in _TAKE_ARRAYS or not module.startswith("torchvision.transforms.v2"):
         return None
     return (
-        f"torchvision's v2.{name} ignores NumPy arrays, which images are decoded to, and would do nothing; begin with "
+        f"torchvision's v2.{name} ignores NumPy arrays, which images are decoded to, and would do nothing; start with "
         "v2.ToImage(), as in v2.Compose([v2.ToImage(), ...])"
     )
 
@@ -424,7 +425,7 @@ class GlobalSeeds:
     """Seed Python's, NumPy's and (if loaded) torch's generator, so that augmentation depends on the sample alone.
 
     Args:
-        needed: some function may draw from them; otherwise they are never touched.
+        needed: a function may draw from the generators; otherwise they are never touched.
         restore: restore the generators after a task, because the process belongs to the user.
     """
 
@@ -464,20 +465,17 @@ class GlobalSeeds:
             return
         for_python, for_numpy, for_torch = randomness.seeds(shard, sample, repeat)
         random.seed(for_python)
-        numpy_random.seed(for_numpy)  # the legacy generator is what most augmentation libraries draw from
+        numpy_random.seed(for_numpy)  # most augmentation libraries draw from the legacy generator
         if (generator := _torch_generator()) is not None:
             generator.manual_seed(for_torch)
 
 
 class UnseededError(Exception):
-    """Raised if user code may have drawn from torch's generator before it was seeded; the task must be repeated."""
+    """Raised if a task may have drawn from torch's generator before it was seeded; the task must be repeated."""
 
 
 def names_of_generators() -> dict[int, str]:
-    """Return names for `pkgutil.resolve_name` of the global generators, by their `id` in this process.
-
-    Functions such as `random.random` and `numpy.random.rand` are bound to one.
-    """
+    """Return names for `pkgutil.resolve_name` of the global generators, by the generators' `id` in this process."""
     names = {}
     for name in _GENERATORS:
         module, _, path = name.partition(":")
@@ -495,7 +493,7 @@ def _torch_generator() -> Any:
 
 
 class EventLoop:
-    """Run coroutines of user functions, always in one event loop, so that what they open in it can be kept.
+    """Run coroutines of user functions, always in the same event loop, so that they can keep connections open in it.
 
     A fork gets a loop of its own. While the caller's loop runs, as in a notebook, a thread runs this one.
     """
@@ -505,7 +503,7 @@ class EventLoop:
         self._close: Callable[[], object] = lambda: None
 
     def close(self) -> None:
-        """Close the loop, and cancel what still runs in it; later coroutines get another one. Idempotent."""
+        """Close the loop, and cancel its running tasks; later coroutines get another loop. Idempotent."""
         self._process = 0
         self._close()
 
@@ -519,7 +517,7 @@ class EventLoop:
 
         if self._process != os.getpid():
             self._process = os.getpid()
-            # Unlike by epoll, a fork that closes its copy of the loop does not break the parent's.
+            # Not epoll: a fork that closes its copy of the loop would break the parent's.
             self._runner = asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(PollSelector()))
             self._close = weakref.finalize(self, _close, self._process, self._runner.close)
         return _outside_of_loops(lambda: self._runner.run(all_of_them()))
@@ -528,7 +526,7 @@ class EventLoop:
 def _close(process: int, close: Callable[[], None]) -> None:
     if process != os.getpid():  # a fork's copy shares the pipe that wakes the original
         return
-    with suppress(RuntimeError):  # when a program ends, no thread may start, not even to wait for others
+    with suppress(RuntimeError):  # no thread can be started while the program ends
         _outside_of_loops(close)
 
 
