@@ -409,7 +409,7 @@ def _torchvision_advice(function: object) -> str | None:
     if name in _TAKE_ARRAYS or not module.startswith("torchvision.transforms.v2"):
         return None
     return (
-        f"torchvision's v2.{name} ignores NumPy arrays, which images are decoded to, and would do nothing; start with "
+        f"torchvision's v2.{name} ignores NumPy arrays, which images are decoded to, and would do nothing; begin with "
         "v2.ToImage(), as in v2.Compose([v2.ToImage(), ...])"
     )
 
