@@ -345,37 +345,37 @@ def connect(address: str = "auto", *, runtime_env: Mapping[str, Any] | None = No
 
 
 def _join(ray: Any, address: str, runtime_env: Mapping[str, Any] | None) -> None:
-    where, named = repr(address), os.environ.get("RAY_ADDRESS") or "auto"
-    if address == "auto" and named != "auto":  # Ray would use it too
-        address, where = named, f"{named!r}, which RAY_ADDRESS names"
+    shown, variable = repr(address), os.environ.get("RAY_ADDRESS") or "auto"
+    if address == "auto" and variable != "auto":  # Ray would use it too
+        address, shown = variable, f"{variable!r}, which RAY_ADDRESS names"
     if address not in ("auto", "local"):
-        _check_reachable(address.removeprefix("ray://"), where)
+        _check_reachable(address.removeprefix("ray://"), shown)
     options: dict[str, Any] = {} if runtime_env is None else {"runtime_env": dict(runtime_env)}
     try:
         ray.init(address, namespace="streamload", log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as exc:
         ray.shutdown()
         text = " ".join(str(exc).split())
-        why = f"the Ray cluster at {where} cannot be used from here: {text}; this machine has to be one of its nodes"
-        if where == "'auto'" and isinstance(exc, ConnectionError):
+        why = f"the Ray cluster at {shown} cannot be used from here: {text}; this machine has to be one of its nodes"
+        if shown == "'auto'" and isinstance(exc, ConnectionError):
             why = f"{_NONE_RUNS} ({text})"
         elif "ersion mismatch" in text:
-            why = f"the Ray cluster at {where} has another version: {text}; install the same here as on its nodes"
+            why = f"the Ray cluster at {shown} has another version: {text}; install the same here as on its nodes"
         raise ClusterError(why) from None
 
 
-def _check_reachable(address: str, where: str) -> None:
+def _check_reachable(address: str, shown: str) -> None:
     """Connect to an address briefly, because Ray would try for a minute and then might end the process."""
     if not is_host_and_port(address):
         raise ClusterError(
-            f"{where} is not the address of a Ray cluster; give auto for the one that runs here, or HOST:PORT"
+            f"{shown} is not the address of a Ray cluster; give auto for the one that runs here, or HOST:PORT"
         )
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as exc:
         raise ClusterError(
-            f"no Ray cluster answers at {where} ({exc}); check that it runs, that `ray start --head` printed this "
+            f"no Ray cluster answers at {shown} ({exc}); check that it runs, that `ray start --head` printed this "
             "address, and that its port is open"
         ) from None
 

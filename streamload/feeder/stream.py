@@ -221,7 +221,7 @@ class BatchStream:
             self._send_ready(ready, last)
 
     def _submit_run(self) -> bool:
-        """Submit a task of consecutive batches of one block, or begin the next epoch. Return False if it cannot."""
+        """Submit a task of batches of one block, or begin the next epoch; return False if neither is possible."""
         run, most_outstanding = self._task_size.batches()
         ahead, batches = self._ahead, list[Batch]()
         if ahead is None or len(self._batches) + self.untaken + run > most_outstanding:

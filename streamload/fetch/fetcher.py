@@ -610,7 +610,7 @@ class SparseMemory:
         write_fully(self.descriptor, data, offset)
 
     def free(self, start: int, end: int) -> None:
-        """Free the pages of a range, on Linux. It begins at a page, and ends at one or at the end of the memory."""
+        """Free the pages of a range, on Linux. It begins at a page, and ends at a page or at the end of the memory."""
         end = min(end, self.size_bytes)
         if end > start and hasattr(mmap, "MADV_REMOVE"):
             with mmap.mmap(self.descriptor, self.size_bytes) as mapped:

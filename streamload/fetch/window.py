@@ -220,7 +220,7 @@ class PartWindow:
         return None
 
     def admit(self, key: int, size_bytes: int) -> None:
-        """Count a part as in flight, or more bytes of one in flight."""
+        """Count a part as in flight, or add bytes to a part in flight."""
         self.sizes[key] = self.sizes.get(key, 0) + size_bytes
         self.of_shard.setdefault(shard_and_number(key)[0], set()).add(key)
         self.used_bytes += size_bytes
