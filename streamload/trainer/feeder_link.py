@@ -135,7 +135,7 @@ class FeederLink:
                 sampling.check_counts(self.counts)
             check_fields(portions, self._listings, options)
             warn_of_unused_decoders(options, () if self.counts is None else self.listing.fields)
-        except BaseException:  # even Ctrl-C, since its traceback keeps this object alive
+        except BaseException:  # even after Ctrl-C, whose traceback keeps this object alive
             self.close()
             raise
 
@@ -216,7 +216,7 @@ class FeederLink:
             if job != before and job == self.options.pickled_job(self._own_transforms):
                 _log.warning(
                     "the workers are restarted: the loader's functions, or values that they refer to, have changed "
-                    "since the last pass. Keep values that no function needs out of its objects and modules"
+                    "since the last pass. Values that they do not need belong in other objects and modules"
                 )
                 self.disconnect()
 
