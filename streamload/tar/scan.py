@@ -21,133 +21,15 @@ from streamload.errors import ShardChangedError, ShardFormatError
 from streamload.memory.mapped import read_fully
 from streamload.tar.header_chain import BLOCK_BYTES, HeaderChain, padded
 
-MISSING = -1
-"""The offset and the size of a field that a sample does not have."""
-
-# Keys of samples at least this far apart are cut one by one, which is faster than cutting all of them.
-_FAR_APART = 16
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ShardTable:
-    """The members of one shard, grouped into samples.
-
-    Attributes:
-        shard_bytes: size of the (uncompressed) shard.
-        fields: the distinct fields, in the order of their first appearance.
-        member_offset: int64[M], first byte of each member's payload.
-        member_size: int64[M], payload bytes.
-        member_field: uint16[M], the field as a number in `fields`.
-        sample_start: int64[S + 1], the members of sample i are `sample_start[i]:sample_start[i + 1]`.
-        key_bytes: uint8[K], all keys in UTF-8, one after the other.
-        key_start: int64[S + 1], the start of each key in `key_bytes`.
-        member_crc32: uint32[M], crc32 of each payload, or None.
-        labels: int64[S], the integers in `cls`; None if a sample has none.
-        skipped: number of skipped members, by reason.
-        member_shard: int64[M], the number of each member's shard; None if all lie in this one.
-        columns: results of `column`.
-    """
-
-    shard_bytes: int
-    fields: tuple[str, ...]
-    member_offset: NDArray[np.int64]
-    member_size: NDArray[np.int64]
-    member_field: NDArray[np.uint16]
-    sample_start: NDArray[np.int64]
-    key_bytes: NDArray[np.uint8]
-    key_start: NDArray[np.int64]
-    member_crc32: NDArray[np.uint32] | None = None
-    labels: NDArray[np.int64] | None = None
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    member_shard: NDArray[np.int64] | None = None
-    columns: dict[tuple[str, ...], NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False)
-
-    def __len__(self) -> int:
-        """The number of samples."""
-        return len(self.sample_start) - 1
-
-    def key(self, sample: int) -> str:
-        """Return the key of a sample. A name that is not UTF-8 keeps its bytes as surrogates, as in `os.fsdecode`."""
-        start, end = int(self.key_start[sample]), int(self.key_start[sample + 1])
-        return self.key_bytes[start:end].tobytes().decode("utf-8", "surrogateescape")
-
-    def keys(self, samples: NDArray[np.int64] | None = None) -> list[str]:
-        """Return the keys of some samples, int64[n], in the order given; by default of all."""
-        chosen = np.arange(len(self)) if samples is None else samples
-        if not len(chosen):
-            return []
-        first, last = int(chosen.min()), int(chosen.max()) + 1
-        if last - first > _FAR_APART * len(chosen):
-            return [self.key(sample) for sample in chosen.tolist()]
-        offset = int(self.key_start[first])
-        starts, ends = self.key_start[chosen] - offset, self.key_start[chosen + 1] - offset
-        edges = zip(starts.tolist(), ends.tolist(), strict=True)
-        joined = self.key_bytes[offset : int(self.key_start[last])].tobytes()
-        if joined.isascii():
-            text = joined.decode("ascii")
-            return [text[start:end] for start, end in edges]
-        return [joined[start:end].decode("utf-8", "surrogateescape") for start, end in edges]
-
-    def column(self, alternatives: Sequence[str]) -> NDArray[np.int64]:
-        """Return the member of each sample's first present field of `alternatives`, int64[S], or MISSING.
-
-        The result is kept for the next call.
-        """
-        names = tuple(alternatives)
-        if names in self.columns:
-            return self.columns[names]
-        self.columns[names] = members = np.full(len(self), MISSING, np.int64)
-        sample_of_member = np.repeat(np.arange(len(self)), np.diff(self.sample_start))
-        for name in reversed(names):
-            if name in self.fields:
-                holding = np.flatnonzero(self.member_field == self.fields.index(name))
-                members[sample_of_member[holding]] = holding
-        return members
-
-    def sample_fields(self, sample: int) -> tuple[str, ...]:
-        """Return the fields of one sample, in the order in which they are stored."""
-        start, end = int(self.sample_start[sample]), int(self.sample_start[sample + 1])
-        return tuple(self.fields[number] for number in self.member_field[start:end].tolist())
-
-
-def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
-    """Return one table of the samples of several tables with the same fields, one table after the other.
-
-    Offsets stay. There are checksums and labels if all tables have them.
-    """
-    joined: dict[str, Any] = {}
-    for name in ("member_offset", "member_size", "member_field", "key_bytes", "member_crc32", "labels"):
-        columns = [getattr(table, name) for table in tables]
-        joined[name] = None if any(column is None for column in columns) else np.concatenate(columns)
-    return ShardTable(
-        shard_bytes=max(table.shard_bytes for table in tables),
-        fields=tables[0].fields,
-        sample_start=starts_of(np.concatenate([np.diff(table.sample_start) for table in tables])),
-        key_start=starts_of(np.concatenate([np.diff(table.key_start) for table in tables])),
-        **joined,
-    )
-
-
-def stretches(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the numbers from each start to its end."""
-    lengths = ends - starts
-    return np.arange(lengths.sum()) + np.repeat(starts - starts_of(lengths)[:-1], lengths)
-
-
-def starts_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the start of each of consecutive stretches, and the end: int64[n + 1]."""
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-
-
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-LABEL_FIELD = "cls"
-"""The field whose decimal integer is a sample's label."""
-
+MISSING = -1
+"""The offset and the size of a field that a sample does not have."""
 UNKNOWN_BYTES = -1
 """The `shard_bytes` of a table while the size of its shard is unknown."""
-
+LABEL_FIELD = "cls"
+"""The field whose decimal integer is a sample's label."""
 MOST_KEY_BYTES = 256 << 20
 """Maximum bytes of all keys of a shard, which are held in memory."""
 
@@ -159,26 +41,11 @@ _MOST_LABEL_BYTES = 64
 _MOST_FIELDS = 1 << 16
 _NO_FIELD = -1
 _NO_STEM = b"\0"  # names have no NUL in them
+# Keys of samples at least this far apart are cut one by one, which is faster than cutting all of them.
+_FAR_APART = 16
 # From this mean distance between headers on, payloads are not read.
 _FAR_APART_BYTES = 256 << 10
 _WINDOW_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ScannedPiece:
-    """The whole samples in a piece of a shard.
-
-    Attributes:
-        start: the first byte of the piece.
-        table: the samples. Offsets are those of the shard; members, samples and fields are numbered from 0.
-        resume: the start of the next piece; may lie after the available bytes.
-        needs: the end of the bytes that the next piece needs; None at the end of the shard.
-    """
-
-    start: int
-    table: ShardTable
-    resume: int
-    needs: int | None
 
 
 def scan_shard(data: memoryview | NDArray[np.uint8], url: str, *, every_byte: bool = False) -> ShardTable:
@@ -265,6 +132,23 @@ def scan_piece(data: memoryview | NDArray[np.uint8], url: str, *, start: int, to
     chain = HeaderChain(url, start=start, total=total)
     chain.read(_octets(data))
     return _grouped(chain, start)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScannedPiece:
+    """The whole samples in a piece of a shard.
+
+    Attributes:
+        start: the first byte of the piece.
+        table: the samples. Offsets are those of the shard; members, samples and fields are numbered from 0.
+        resume: the start of the next piece; may lie after the available bytes.
+        needs: the end of the bytes that the next piece needs; None at the end of the shard.
+    """
+
+    start: int
+    table: ShardTable
+    resume: int
+    needs: int | None
 
 
 class Scanner:
@@ -378,6 +262,117 @@ class Scanner:
         raise AssertionError("no key is repeated")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardTable:
+    """The members of one shard, grouped into samples.
+
+    Attributes:
+        shard_bytes: size of the (uncompressed) shard.
+        fields: the distinct fields, in the order of their first appearance.
+        member_offset: int64[M], first byte of each member's payload.
+        member_size: int64[M], payload bytes.
+        member_field: uint16[M], the field as a number in `fields`.
+        sample_start: int64[S + 1], the members of sample i are `sample_start[i]:sample_start[i + 1]`.
+        key_bytes: uint8[K], all keys in UTF-8, one after the other.
+        key_start: int64[S + 1], the start of each key in `key_bytes`.
+        member_crc32: uint32[M], crc32 of each payload, or None.
+        labels: int64[S], the integers in `cls`; None if a sample has none.
+        skipped: number of skipped members, by reason.
+        member_shard: int64[M], the number of each member's shard; None if all lie in this one.
+        columns: results of `column`.
+    """
+
+    shard_bytes: int
+    fields: tuple[str, ...]
+    member_offset: NDArray[np.int64]
+    member_size: NDArray[np.int64]
+    member_field: NDArray[np.uint16]
+    sample_start: NDArray[np.int64]
+    key_bytes: NDArray[np.uint8]
+    key_start: NDArray[np.int64]
+    member_crc32: NDArray[np.uint32] | None = None
+    labels: NDArray[np.int64] | None = None
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    member_shard: NDArray[np.int64] | None = None
+    columns: dict[tuple[str, ...], NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False)
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self.sample_start) - 1
+
+    def key(self, sample: int) -> str:
+        """Return the key of a sample. A name that is not UTF-8 keeps its bytes as surrogates, as in `os.fsdecode`."""
+        start, end = int(self.key_start[sample]), int(self.key_start[sample + 1])
+        return self.key_bytes[start:end].tobytes().decode("utf-8", "surrogateescape")
+
+    def keys(self, samples: NDArray[np.int64] | None = None) -> list[str]:
+        """Return the keys of some samples, int64[n], in the order given; by default of all."""
+        chosen = np.arange(len(self)) if samples is None else samples
+        if not len(chosen):
+            return []
+        first, last = int(chosen.min()), int(chosen.max()) + 1
+        if last - first > _FAR_APART * len(chosen):
+            return [self.key(sample) for sample in chosen.tolist()]
+        offset = int(self.key_start[first])
+        starts, ends = self.key_start[chosen] - offset, self.key_start[chosen + 1] - offset
+        edges = zip(starts.tolist(), ends.tolist(), strict=True)
+        joined = self.key_bytes[offset : int(self.key_start[last])].tobytes()
+        if joined.isascii():
+            text = joined.decode("ascii")
+            return [text[start:end] for start, end in edges]
+        return [joined[start:end].decode("utf-8", "surrogateescape") for start, end in edges]
+
+    def column(self, alternatives: Sequence[str]) -> NDArray[np.int64]:
+        """Return the member of each sample's first present field of `alternatives`, int64[S], or MISSING.
+
+        The result is kept for the next call.
+        """
+        names = tuple(alternatives)
+        if names in self.columns:
+            return self.columns[names]
+        self.columns[names] = members = np.full(len(self), MISSING, np.int64)
+        sample_of_member = np.repeat(np.arange(len(self)), np.diff(self.sample_start))
+        for name in reversed(names):
+            if name in self.fields:
+                holding = np.flatnonzero(self.member_field == self.fields.index(name))
+                members[sample_of_member[holding]] = holding
+        return members
+
+    def sample_fields(self, sample: int) -> tuple[str, ...]:
+        """Return the fields of one sample, in the order in which they are stored."""
+        start, end = int(self.sample_start[sample]), int(self.sample_start[sample + 1])
+        return tuple(self.fields[number] for number in self.member_field[start:end].tolist())
+
+
+def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
+    """Return one table of the samples of several tables with the same fields, one table after the other.
+
+    Offsets stay. There are checksums and labels if all tables have them.
+    """
+    joined: dict[str, Any] = {}
+    for name in ("member_offset", "member_size", "member_field", "key_bytes", "member_crc32", "labels"):
+        columns = [getattr(table, name) for table in tables]
+        joined[name] = None if any(column is None for column in columns) else np.concatenate(columns)
+    return ShardTable(
+        shard_bytes=max(table.shard_bytes for table in tables),
+        fields=tables[0].fields,
+        sample_start=starts_of(np.concatenate([np.diff(table.sample_start) for table in tables])),
+        key_start=starts_of(np.concatenate([np.diff(table.key_start) for table in tables])),
+        **joined,
+    )
+
+
+def stretches(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the numbers from each start to its end."""
+    lengths = ends - starts
+    return np.arange(lengths.sum()) + np.repeat(starts - starts_of(lengths)[:-1], lengths)
+
+
+def starts_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the start of each of consecutive stretches, and the end: int64[n + 1]."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
 def _octets(data: bytes | memoryview | bytearray | NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
 
@@ -405,27 +400,6 @@ def _labels_of(table: ShardTable, payload: Callable[[int, int], bytes | memoryvi
             return None
         labels.append(int(match[1]))
     return np.array(labels, np.int64)
-
-
-# -- members to samples
-
-
-class _FieldNumbers(dict[bytes, int]):
-    """Numbers for extensions, assigned on first use; spellings that differ in case share one.
-
-    Text with a slash, and reserved names, have the number -1.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: dict[str, int] = {}
-
-    def __missing__(self, extension: bytes) -> int:
-        if b"/" in extension or _RESERVED.fullmatch(extension):
-            return _NO_FIELD
-        name = extension.decode("utf-8", "surrogateescape").lower()
-        number = self[extension] = self.names.setdefault(name, len(self.names))
-        return number
 
 
 def _grouped(chain: HeaderChain, start: int) -> ScannedPiece:
@@ -488,6 +462,24 @@ def _grouped(chain: HeaderChain, start: int) -> ScannedPiece:
     )
     _refuse_repeated_fields(table, url)
     return ScannedPiece(start, table, resume, needs)
+
+
+class _FieldNumbers(dict[bytes, int]):
+    """Numbers for extensions, assigned on first use; spellings that differ in case share one.
+
+    Text with a slash, and reserved names, have the number -1.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[str, int] = {}
+
+    def __missing__(self, extension: bytes) -> int:
+        if b"/" in extension or _RESERVED.fullmatch(extension):
+            return _NO_FIELD
+        name = extension.decode("utf-8", "surrogateescape").lower()
+        number = self[extension] = self.names.setdefault(name, len(self.names))
+        return number
 
 
 def _reason_to_skip(name: bytes, component: int, dot: int) -> str | None:
