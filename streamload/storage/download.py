@@ -19,18 +19,18 @@ from streamload.text import counted
 
 _Result = TypeVar("_Result")
 
-# Failures in a row of one kind that is more often permanent: a place that has never answered probably has another
-# address, a server without ranges never has them, and credentials are read again only once.
+# Maximum failures in a row of kinds that are often permanent: a place that has never answered probably has another
+# address, a server without ranges never serves them, and credentials are read again only once.
 _TRIES: dict[type[StorageError], int] = {NoConnectionError: 3, WholeAnswerError: 5, ExpiredCredentialsError: 2}
 
-# A request that was too slow for the whole time-out is repeated once: it may have been on its way, as the listing of
-# a large bucket is.
+# A request that takes longer than the whole time-out is repeated once: it may have been in progress, as the listing of
+# a large bucket.
 _LEAST_TRIES = 2
 
 # The longest `Retry-After` that is obeyed.
 _MOST_RETRY_AFTER_S = 60.0
 
-# Not the global generator: where everything runs in the caller's process, that one is the user's.
+# Not the global generator, which belongs to the user if everything runs in the caller's process.
 _JITTER = random.SystemRandom()
 
 _log = logging.getLogger("streamload")
@@ -145,7 +145,7 @@ class Attempts:
         silent_s = self._clock() - max(self._began_s, self._place.answered_s)
         if silent_s >= self.policy.warn_after_s and not self._place.is_warned_of:
             self._place.is_warned_of = True
-            text = "%s: %s. Nothing has come from there for %.1f s; it is tried for up to %.0f s more"
+            text = "%s: %s. No byte has arrived from there for %.1f s; retrying for up to %.0f s more"
             what = self.failures[-1].message if self.failures else "no answer"
             _log.warning(text, without_secrets(self.url), what, silent_s, max(0.0, self.left_s()))
         return self.policy.warn_after_s - silent_s
@@ -234,7 +234,7 @@ async def download(
     """
     retries, counts = retries or Retries(), counts or RequestCounts()
     clock = asyncio.get_running_loop().time
-    attempts = retries.begin(url, clock, reached=True)  # by the listing
+    attempts = retries.begin(url, clock, reached=True)  # the listing was answered
     position = start
     while True:
         stop = end if pin.total_bytes is None else min(end, pin.total_bytes)
@@ -282,12 +282,12 @@ async def _answer(
     deadline = asyncio.timeout(min(stall_timeout_s, attempts.left_s()))
     warning: asyncio.TimerHandle | None = None
 
-    def look() -> None:
+    def warn() -> None:
         nonlocal warning
         if (left_s := attempts.warn_of_silence()) > 0.0:
-            warning = asyncio.get_running_loop().call_later(max(left_s, 0.01), look)
+            warning = asyncio.get_running_loop().call_later(max(left_s, 0.01), warn)
 
-    look()
+    warn()
     try:
         async with deadline:
             body = await _open(storage, url, position, stop, pin)

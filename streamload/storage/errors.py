@@ -1,4 +1,4 @@
-"""Errors for a storage's answers: one table of answers with advice, and how each library states them."""
+"""Make errors of a storage's answers: one table of answers with advice, and how each library states them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _row(ShardChangedError, "the shard was changed while it was in use", 412)
 _row(ShardChangedError, "the object ends before the bytes that were requested, so it was changed", 416)
 _row(
     partial(TransientStorageError, throttled=True),
-    "the storage asks for fewer requests ({shown}); try again later, or ask with less at once",
+    "the storage asks for fewer requests ({shown}); try again later, or send fewer at once",
     *_BUSY_CODES,
     *(429, 503),
 )
@@ -91,7 +91,7 @@ _row(TransientStorageError, "the storage failed ({shown}); try again later", *_F
 _row(TransientStorageError, "the storage did not answer in time; try again later", "timeout")
 _row(TransientStorageError, "the answer broke off; try again later", "broken")
 _row(TransientStorageError, "the server sent another part than was requested; try again later", "other part")
-_row(WholeAnswerError, "the server sent the whole object where a part was requested; try again later", "whole")
+_row(WholeAnswerError, "the server sent the whole object instead of the requested part; try again later", "whole")
 _row(
     StorageError,
     "the storage does not say how long the whole file is, so a broken answer cannot be told from a whole one; use a "
@@ -145,7 +145,7 @@ def parse_retry_after(value: object) -> float | None:
         return None
 
 
-# -- what the libraries say ------------------------------------------------------------------------------------------
+# -- exceptions of libraries -----------------------------------------------------------------------------------------
 
 _Rows = tuple[tuple[str, _Answer], ...]
 _CONNECT: _Rows = (
@@ -154,7 +154,7 @@ _CONNECT: _Rows = (
     (r"(?i)dns|name or service|getaddrinfo|nodename|resol(?:ve|ution)|gaierror", "no host"),
     ("", "no connection"),
 )
-# Of `ClassName: text`.
+# Patterns for `ClassName: text`.
 _OBSTORE: _Rows = (
     (r"BareRedirect|redirect without LOCATION", 301),
     (r"^(?:NotFoundError|FileNotFoundError):", 404),
@@ -169,10 +169,10 @@ _OBSTORE: _Rows = (
     (r"TimedOut|Timeout", "timeout"),
     (r"kind: (?:Interrupted|Request|Decode|Unknown)|body error|IncompleteMessage", "broken"),
 )
-# Of the names of all classes of an exception and of its causes.
+# Patterns for the names of all classes of an exception and its causes.
 _FSSPEC: _Rows = (
     (r"ClientConnector|ConnectionRefused|EndpointConnection|SSLError|gaierror|\bConnectError", "connect"),
-    # Before what is not found, which fsspec's http calls all that it gets no size of.
+    # Before FileNotFoundError, which fsspec's http raises for every file whose size it does not get.
     (r"Timeout", "timeout"),
     (r"Disconnected|ClientPayload|ClientOSError|IncompleteRead|ConnectionClosed|Protocol", "broken"),
     (r"\bConnection\w*Error|\bReadError", "broken"),
@@ -183,7 +183,7 @@ _MOST_CAUSES = 10
 _STATUS = re.compile(r"status(?: code)?: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
 _CLOUD = re.compile(r"//169\.254\.169\.254|//metadata\.google\.internal|//metadata/computeMetadata")
-# Says nothing about the failure, whatever words are in it: aiohttp's texts have the setting `ssl` there.
+# Removed before words are matched: addresses, and the setting `ssl` in aiohttp's texts, do not describe the failure.
 _ADDRESS = re.compile(r"https?://\S+|Cannot connect to host \S+ ssl:(?:<[^>]*>|\S+)")
 
 
@@ -202,7 +202,7 @@ def obstore_error(url: str, exc: Exception) -> StorageError:
         return answer_error(url, int(status[1]), code[1] if code else None)
     if (answer := _answer_in(_OBSTORE, text, text)) is not None:
         return answer_error(url, answer)
-    # The first line, cut before what the server sent or the request held.
+    # The first line, cut before anything that the server sent or the request contained.
     shown = without_secrets(re.split(r"[\n<{]|https?://", str(exc), maxsplit=1)[0].strip(" :-"))[:200]
     return StorageError(f"cannot be read ({shown}); check the url and storage_options", url=url)
 
@@ -258,7 +258,7 @@ def fsspec_errors(url: str, *passing: type[Exception]) -> Iterator[None]:
 
 
 def missing_error(url: str, name: str, names: Iterable[str], folder: str) -> ShardNotFoundError:
-    """Make the error for a missing shard; `names` are those in its folder."""
+    """Make the error for a missing shard; `names` are the names in its folder."""
     advice = close_matches(name, names, folder)
     return ShardNotFoundError(f"no such shard: {advice}", url=url)
 

@@ -1,4 +1,4 @@
-"""The storage of everything that fsspec reads: its protocols, chained urls, and a filesystem of the user's."""
+"""Read and write files with fsspec: its protocols, chained urls, and a filesystem of the user's."""
 
 from __future__ import annotations
 
@@ -40,16 +40,15 @@ _Result = TypeVar("_Result")
 
 _ETAGS = ("ETag", "etag", "e_tag", "blob_id", "md5Hash")
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
-# Protocols where a file appears while it is written, so that it is written under another name.
+# Protocols whose files appear while they are written, so they are written under another name first.
 _RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
-# How long one answer about a file may take, and reading a small file or a range; only asynchronous filesystems are
-# held to it.
+# Time-outs of an answer about a file, and of reading a small file or a range. Only asynchronous filesystems obey them.
 INFO_TIMEOUT_S, FILE_TIMEOUT_S = 30.0, 120.0
 # How often the version of a file is requested, since ranges are read without it.
 LOOK_AGAIN_S = 30.0
 # Ranges read at once, since each is held whole, and twice while its pieces are joined.
 RANGES_AT_ONCE = 16
-# Between two empty pieces of a range that is being read.
+# The interval of empty pieces while a range is being read.
 PROGRESS_S = 5.0
 _PYARROW = "fsspec.implementations.arrow"
 
@@ -89,7 +88,7 @@ class FilesystemStorage:
         self._opened: dict[tuple[int, str], Any] = {}
         self._known: dict[str, tuple[ShardInfo, float]] = {}
         self._bounds: WeakKeyDictionary[Any, tuple[asyncio.Semaphore, defaultdict[str, asyncio.Lock]]]
-        self._bounds = WeakKeyDictionary()  # of each loop
+        self._bounds = WeakKeyDictionary()  # by loop
 
     def info(self, url: str) -> ShardInfo:
         """Return size and version of one file."""
@@ -150,8 +149,8 @@ class FilesystemStorage:
         del etag  # the known one is returned
         fs, path = self._open(url)
         bounds = asyncio.Semaphore(RANGES_AT_ONCE), defaultdict[str, asyncio.Lock](asyncio.Lock)
-        at_once, looking = self._bounds.setdefault(asyncio.get_running_loop(), bounds)
-        async with looking[url]:  # one request for all ranges that begin together
+        at_once, locks = self._bounds.setdefault(asyncio.get_running_loop(), bounds)
+        async with locks[url]:  # one request for all ranges that begin together
             known, known_until_s = self._known.get(url, (None, 0.0))
             if known is None or time.monotonic() >= known_until_s:
                 with errors.fsspec_errors(url):
@@ -165,7 +164,7 @@ class FilesystemStorage:
         stop = known.bytes if end is None else min(end, known.bytes)
         if start >= stop:
             raise errors.answer_error(url, 416)
-        # Pyarrow's filesystems, as `hdfs://` is one, cannot seek in a range that begins at 0 unless they are told to.
+        # Pyarrow's filesystems, such as `hdfs://`, seek in a range that begins at 0 only with this option.
         seeking = {"seekable": True} if any(type(layer).__module__ == _PYARROW for layer in layers(fs)) else {}
 
         async def read() -> bytes:
@@ -179,7 +178,7 @@ class FilesystemStorage:
         """Write by `pipe_file` or `put_file`, under another name if the file would appear while it is written."""
         protocols = {protocol_of(url)} if self._filesystem is None else protocols_of(self._filesystem)
         renames = not _RENAMING.isdisjoint(protocols)
-        name = secrets.token_hex(8)  # of all tries, so that a later one replaces what cannot be removed
+        name = secrets.token_hex(8)  # the same for all tries, so a later one replaces a file that cannot be removed
 
         def put(fs: Any, path: str) -> None:
             written = f"{path}.{name}.tmp" if renames else path
@@ -235,7 +234,7 @@ class FilesystemStorage:
                 fs = self._opened[key]
                 return fs, str(methodcaller("_strip_protocol", url)(fs))
         except ImportError as exc:
-            raise StorageError(f"this storage needs a package that is not there: {exc}", url=url) from exc
+            raise StorageError(f"this storage needs a package that is not installed: {exc}", url=url) from exc
         except TypeError as exc:
             raise ValueError(f"storage_options do not fit {protocol_of(url)}://: {exc}") from None
 
@@ -248,14 +247,14 @@ class FilesystemStorage:
             return fs
         else:
             made_by, args, options = type(fs), fs.storage_args, fs.storage_options
-        if made_by.async_impl:  # not the one that fsspec keeps, with its connections and what it has listed
+        if made_by.async_impl:  # a new one, not fsspec's cached one with its connections and listings
             options = {**options, "asynchronous": False, "skip_instance_cache": True}
         return made_by(*args, **options)
 
 
 def _call(fs: Any, method: str, path: str, *, timeout_s: float) -> Any:
     """Call a method; a time-out applies on fsspec's loop."""
-    if fs.async_impl and not hasattr(fs, "fs"):  # one that wraps another is called on a thread
+    if fs.async_impl and not hasattr(fs, "fs"):  # a filesystem that wraps another is called on a thread
         return sync(fs.loop, getattr(fs, f"_{method}"), path, timeout=timeout_s)
     return getattr(fs, method)(path)
 

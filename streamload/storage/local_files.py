@@ -23,9 +23,9 @@ from streamload.storage.protocol import UNKNOWN_BYTES, Entry, RangeBody, ShardIn
 
 _ROOT = 0
 _CHUNK_BYTES = 1 << 20
-# With one slash too, which is what `pathlib` leaves of two.
+# With one slash too, since `pathlib` drops the other.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*:/")
-# A question mark is a pattern here as in any other url, and `#` a letter of a name.
+# A question mark is a pattern as in other urls, and `#` is part of a name.
 _FILE_URL = re.compile(r"file:(?://(?:localhost)?(?=/)|(?!//))(/.*)", re.IGNORECASE | re.DOTALL)
 
 
@@ -35,14 +35,14 @@ _FILE_URL = re.compile(r"file:(?://(?:localhost)?(?=/)|(?!//))(/.*)", re.IGNOREC
 def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: bool = True) -> None:
     """Write a file under a hidden temporary name in its own folder, then rename it.
 
-    An error removes the temporary file and keeps the old one. If `durable`, the bytes are on the disk before.
+    An error removes the temporary file and keeps the old one. If `durable`, the bytes are flushed to the disk first.
 
     Raises:
         OSError: the folder does not exist, cannot be written or is full; its filename is `path`.
     """
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
-    # Not `tempfile`: its files are for the owner only, and these are for everyone whom the umask lets in.
+    # Not `tempfile`, whose files only the owner may read: the permissions of these follow the umask.
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with open(descriptor, "wb") as file:
@@ -148,7 +148,7 @@ class LocalStorage:
         return local_path(url)
 
     def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
-        """Return the matches, through symbolic links too; what is no file has `UNKNOWN_BYTES`."""
+        """Return the matches, through symbolic links too. Other things than files have `UNKNOWN_BYTES`."""
         path = local_path(pattern)
         if os.path.exists(path) and os.path.isdir(path) == folders:
             return [_listed(path)]  # a name that really holds a bracket or an asterisk
@@ -211,7 +211,7 @@ class LocalStorage:
             os.unlink(path)
         except OSError as exc:
             if not isinstance(exc, FileNotFoundError):
-                raise StorageError(f"cannot be deleted: {exc.strerror or exc}; check the rights", url=path) from exc
+                raise StorageError(f"cannot be deleted: {exc.strerror or exc}; check permissions", url=path) from exc
 
     async def aclose(self) -> None:
         """Do nothing."""
@@ -255,10 +255,10 @@ def _storage_error(path: str, exc: OSError) -> StorageError:
         except (FileNotFoundError, NotADirectoryError):
             advice = f"its folder {folder!r} does not exist; check the path"
         except OSError:
-            advice = f"its folder {folder!r} cannot be listed; check the path and its rights"
+            advice = f"its folder {folder!r} cannot be listed; check the path and its permissions"
         return ShardNotFoundError(f"no such {what}: {advice}", url=path)
     if isinstance(exc, PermissionError):
-        return StorageError("no permission to read this; check the rights of the file and its folders", url=path)
+        return StorageError("no permission to read this; check the permissions of the file and its folders", url=path)
     advice = "check the path, the disk and free memory"
     if exc.errno in (errno.EMFILE, errno.ENFILE):
         advice = "close files or loaders that are not needed, or raise the limit (`ulimit -n`)"

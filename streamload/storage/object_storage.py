@@ -1,4 +1,4 @@
-"""The storage of objects in buckets and on web servers, by obstore."""
+"""Read and write objects in buckets and on web servers with obstore."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from streamload.text import counted
 
 _Result = TypeVar("_Result")
 
-# How obstore repeats a write, of a large object only the part; to our own policy all of that is one try.
+# How obstore repeats a write, or a part of a large one. Our own policy counts all of its repetitions as one try.
 RETRY: dict[str, Any] = {
     "max_retries": 10,
     "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2), "base": 2},
@@ -106,8 +106,8 @@ def object_options(protocol: str, options: Mapping[str, Any]) -> ObjectOptions:
         if not isinstance(options.get(name) or {}, Mapping):
             raise TypeError(f"storage_options[{name!r}] must be a dict, not {type(options[name]).__name__}")
     flat: dict[str, Any] = {}
-    for given in (options.get("client_kwargs") or {}, options):
-        flat |= {name: value for name, value in given.items() if value is not None and name != "client_kwargs"}
+    for settings in (options.get("client_kwargs") or {}, options):
+        flat |= {name: value for name, value in settings.items() if value is not None and name != "client_kwargs"}
     client, headers, verify = dict(flat.pop("client_options", {})), flat.pop("headers", {}), flat.pop("verify", True)
     for name, value in headers.items():
         if not isinstance(value, str):
@@ -126,7 +126,7 @@ def object_options(protocol: str, options: Mapping[str, Any]) -> ObjectOptions:
         if not isinstance(value, str | bool):
             within = "" if name in options else "['client_kwargs']"
             raise TypeError(f"storage_options{within}[{name!r}] must be a string, not {type(value).__name__}")
-        if value:  # `anon=False` is how fsspec says that there is nothing to say
+        if value:  # fsspec's callers write `anon=False` for the default
             config.setdefault(own, value)
     _check_endpoint(family, config)
     return ObjectOptions(family, config, client, config.pop("profile", None))
@@ -171,7 +171,7 @@ def locate(url: str) -> tuple[str, str]:
     protocol = protocol_of(url)
     bucket, _, key = url.partition("://")[2].partition("/")
     if not bucket:
-        raise StorageError("the url names no bucket or host", url=url)
+        raise StorageError("the url does not name a bucket or host", url=url)
     root = f"{protocol}://{bucket}/"
     if protocol in WEB:
         path, mark, query = key.partition("?")
@@ -245,14 +245,14 @@ def _aws_credentials(root: str, options: ObjectOptions) -> Any:
 
 # -- the storage -----------------------------------------------------------------------------------------------------
 
-# What obstore gathers of a body before it passes that on: each piece costs as much as copying 100 kB.
+# Obstore gathers pieces of this size: passing on each costs as much as copying 100 kB.
 _PIECE_BYTES = 512 << 10
 # An object changed more recently may change again within the same second, and some servers always answer "now".
 _RESOLVED_S = 60.0
 # A signed url has a store of its own.
 _MOST_STORES = 64
 _SIGNED_FOR = timedelta(hours=1)
-# The time-out of what is requested without obstore.
+# The time-out of requests that are sent without obstore.
 _SILENT_S = 10.0
 
 # The process that has used obstore; its threads are missing in a fork.
@@ -276,7 +276,7 @@ def _info(url: str, meta: Mapping[str, Any]) -> ShardInfo:
 
 
 class ObjectStorage:
-    """Objects by `s3://bucket/key`, `gs://bucket/key`, `az://container/key` or `https://host/path`.
+    """Store objects by `s3://bucket/key`, `gs://bucket/key`, `az://container/key` or `https://host/path`.
 
     Each bucket or host has two obstore stores. The one for writing retries by itself, since only it can repeat a part
     of a large object. Expired credentials make new stores.
@@ -364,7 +364,7 @@ class ObjectStorage:
             options["if_match"] = quoted(etag)
         try:
             # No local name for the store: an error that is kept would keep it, and its connections.
-            result = await self._flying(obstore.get_async(self._store(root), key, options=options))
+            result = await self._tracked(obstore.get_async(self._store(root), key, options=options))
         except (BaseError, OSError, ValueError) as exc:
             error = errors.obstore_error(url, exc)
             is_whole = isinstance(error, errors.WholeAnswerError)
@@ -376,19 +376,19 @@ class ObjectStorage:
                     meta = await asyncio.to_thread(self._retried, url, _head)
                     if meta["size"] == 0:
                         return RangeBody(0, _version(meta), one_piece(b""))
-            raise await asyncio.to_thread(self._noted, url, error) from None
+            raise await asyncio.to_thread(self._handled, url, error) from None
         total_bytes = result.meta["size"]
         if tuple(result.range) != (start, total_bytes if end is None else min(end, total_bytes)):
             raise errors.answer_error(url, "other part")
         return RangeBody(total_bytes, _version(result.meta), self._pieces(url, root, result, result.range[1] - start))
 
     async def _pieces(self, url: str, root: str, result: Any, range_bytes: int) -> AsyncGenerator[bytes, None]:
-        """Yield the body of an answer; after a broken one in small pieces, which count as progress."""
+        """Yield the body of an answer; after a broken answer, in small pieces that count as progress."""
         left, stream = range_bytes, result.stream(min_chunk_size=1 if root in self._broken else _PIECE_BYTES)
         del result
         try:
             while True:
-                piece = await self._flying(anext(stream))
+                piece = await self._tracked(anext(stream))
                 left -= len(piece)
                 if left < 0:
                     raise TransientStorageError("the server sent more bytes than its headers say", url=url)
@@ -420,7 +420,7 @@ class ObjectStorage:
         async def pieces() -> AsyncGenerator[bytes, None]:
             with errors.fsspec_errors(url):  # not closed here: that would wait for the thread that reads
                 while piece := await asyncio.to_thread(response.read1, _PIECE_BYTES):
-                    yield piece  # one by one, since only between two can reading be cancelled
+                    yield piece  # one by one, since reading can be cancelled only between two pieces
 
         return RangeBody(int(total), etag, pieces())
 
@@ -448,7 +448,7 @@ class ObjectStorage:
                 wait_s *= 2
         self._in_flight.clear()
 
-    def _flying(self, answer: Awaitable[_Result]) -> Awaitable[_Result]:
+    def _tracked(self, answer: Awaitable[_Result]) -> Awaitable[_Result]:
         self._in_flight.add(answer)
         return answer
 
@@ -484,19 +484,19 @@ class ObjectStorage:
                 return act(store, key)
             except (BaseError, OSError, ValueError, TransientStorageError) as exc:
                 error = exc if isinstance(exc, StorageError) else errors.obstore_error(url, exc)
-                raise self._noted(url, error) from None
+                raise self._handled(url, error) from None
             finally:
                 del store  # an error that is kept would keep its connections
 
         return self._retries.repeat(url, once)
 
-    def _noted(self, url: str, error: StorageError) -> StorageError:
+    def _handled(self, url: str, error: StorageError) -> StorageError:
         """Drop the stores of expired credentials; ask a storage that throttles for its `Retry-After`."""
         if isinstance(error, errors.ExpiredCredentialsError):
             with self._lock:
                 self._stores.clear()
         if isinstance(error, TransientStorageError) and error.throttled:
-            with self._pausing:  # one question for all requests that are refused together
+            with self._pausing:  # one more request for all that are refused together
                 place = place_of(url)
                 asked_s, until_s = self._pauses.get(place, (-math.inf, 0.0))
                 if time.monotonic() > max(asked_s + 1.0, until_s):

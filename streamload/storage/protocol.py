@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from streamload.storage.local_files import LocalStorage
     from streamload.storage.object_storage import ObjectStorage
 
-UNKNOWN_BYTES = -1
-"""The size of a shard if only a request for that shard would tell."""
+UNKNOWN_BYTES = -1  # the size of a shard that is not known without a request for it
 
 _GLOB = re.compile(r"[*?\[]")
 _IPV6_HOST = re.compile(r"://(?:[^/]*@)?\[[^\[\]/]*\]")
@@ -107,14 +106,14 @@ def place_of(url: str) -> str:
 
 
 def layers(filesystem: Any) -> Iterator[Any]:
-    """Yield a filesystem of fsspec, if there is one, and those that it wraps."""
+    """Yield a filesystem of fsspec and the filesystems that it wraps; nothing for None."""
     while hasattr(filesystem, "protocol"):
         yield filesystem
         filesystem = getattr(filesystem, "fs", None)
 
 
 def protocols_of(filesystem: Any) -> frozenset[str]:
-    """Return the protocols that a filesystem calls its own, in lower case."""
+    """Return the protocols of a filesystem, in lower case."""
     protocol = filesystem.protocol
     return frozenset(name.lower() for name in ([protocol] if isinstance(protocol, str) else protocol))
 
@@ -128,7 +127,7 @@ def quoted(etag: str | None) -> str | None:
 
 
 def same_etag(one: str | None, other: str | None) -> bool:
-    """Return True if two ETags may name the same version. None may name any; quotes and weakness do not count."""
+    """Return True if two ETags may name the same version. None matches any; quotes and weakness are ignored."""
     bare = {etag.removeprefix("W/").strip('"') for etag in (one, other) if etag is not None}
     return len(bare) <= 1
 
@@ -142,7 +141,7 @@ _DEEPEST = 32
 
 
 class Entry(NamedTuple):
-    """A file or folder: its path as the storage writes it, and what the storage knows of it."""
+    """A file or folder: its path as the storage writes it, and the storage's own data on it."""
 
     path: str
     is_folder: bool
@@ -187,10 +186,10 @@ def find_entries(
     fits = [re.compile(("" if step.startswith(".") else r"(?!\.)") + translate(step)).match for step in steps]
 
     def walk(folder: str, at: set[int], depth: int) -> Iterator[Entry]:
-        """Yield the matches in a folder, whose names may match the steps `at`, or those after a `**` there."""
+        """Yield the matches below a folder, whose names may match the steps `at`, or the steps after a `**` in `at`."""
         if depth > _DEEPEST:
             raise StorageError(
-                f"more than {_DEEPEST} folders lie in each other here, so a link leads back to its own folder; "
+                f"more than {_DEEPEST} folders are nested here, so a link probably leads back to its own folder; "
                 "name the folders without `**`",
                 url=folder,
             )

@@ -1,4 +1,4 @@
-"""Expand what a user writes to urls, and find the storage of each."""
+"""Expand the argument `urls`, and find the storage of each url."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from streamload.storage.protocol import FAMILY, Storage, layers, protocol_of, pr
 
 Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-MAX_URLS = 10_000_000
-"""More urls are probably a mistake, and are refused."""
+MAX_URLS = 10_000_000  # more are probably a mistake, and are refused
 
 _RUNS_A_PROGRAM = re.compile(r"\s*(?:pipe|cmd|exec|shell|sh)\s*:(?!//)|\s*\||.*\|\s*\Z", re.IGNORECASE | re.DOTALL)
 CACHING = frozenset(("simplecache", "filecache", "blockcache", "cached"))
@@ -33,10 +32,16 @@ _WORD = re.compile(r"[A-Za-z]\w*")
 # Brackets hold an IPv6 address, as in `http://[::1]/a.tar`.
 _SEPARATOR = re.compile(r"::(?![^\[\]/]*\])")
 
-# What stands for itself and does nothing, as most of the urls in long lists do: found out in one step.
+# A url that needs no expansion and runs no program, as most in long lists: recognized in one step.
 _PLAIN = re.compile(r"(?:[a-z0-9]+://[\w.-]+(?::\d+)?/)?[\w./-]+")
 
 _INT_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
+
+_IN_MEMORY = frozenset(("memory",))
+# Protocols of filesystems that don't state which urls they read, and of the one that chooses a filesystem by the url.
+_TAKES_ALL = frozenset(("abstract", "generic"))
+
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
 
 
 def expand_urls(urls: Urls) -> list[str]:
@@ -61,7 +66,7 @@ def expand_urls(urls: Urls) -> list[str]:
                 what = f"{argument} is a chain of fsspec's, {_shown(written)}, and `::` separates urls here"
                 raise ValueError(f"{what}; give filesystem=fsspec.filesystem(...), or cache_dir= for copies")
             if "://" in following and _WORD.fullmatch(word):
-                what = f"{argument} has the unknown prefix {word}:: in {_shown(written)}"  # else a missing path
+                what = f"{argument} has the unknown prefix {word}:: in {_shown(written)}"
                 raise ValueError(f"{what}; leave it out (if {word} is a folder, write ./{word})")
         for part in parts:
             for url in _expand_braces(argument, part):
@@ -91,10 +96,10 @@ def _strings(urls: object) -> list[tuple[str, str]]:
     elif isinstance(urls, Sequence) and not isinstance(urls, bytes | bytearray | memoryview):
         items = [(f"urls[{number}]", item) for number, item in enumerate(urls)]
     else:
-        said = f"urls must be a string, a path, or a list of them, not {type(urls).__name__}: {_shown(urls)}"
+        message = f"urls must be a string, a path, or a list of them, not {type(urls).__name__}: {_shown(urls)}"
         if any(kind.__name__ == "Dataset" for kind in type(urls).__mro__):
-            said += "; a Dataset goes to torch's DataLoader, or is packed into shards with streamload.ShardWriter"
-        raise TypeError(said)
+            message += "; pass a Dataset to torch's DataLoader, or pack it into shards with streamload.ShardWriter"
+        raise TypeError(message)
     if not items:
         raise ValueError(f"urls is empty ({urls!r}); name at least one shard, pattern or folder")
     return [(argument, _string(argument, item)) for argument, item in items]
@@ -124,11 +129,11 @@ def _expand_braces(argument: str, part: str) -> Iterable[str]:
         raise ValueError(
             f"{argument} has a brace without its partner: {_shown(part)}; close it, "
             "or write \\{ for a brace that belongs to the name"
-        ) from None  # it shows all of the url
+        ) from None  # braceexpand's error shows the whole url, which may hold secrets
 
 
 def _refuse_programs(argument: str, url: str) -> None:
-    # The test for ":" and "|" spares the regular expression for the millions of urls that are nothing of the kind.
+    # Testing for ":" and "|" first is faster for millions of paths.
     if (":" in url or "|" in url) and _RUNS_A_PROGRAM.match(url):
         raise ValueError(
             f"{argument} would run a program: {_shown(url)}; streamload never does. "
@@ -141,15 +146,8 @@ def _shown(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-_IN_MEMORY = frozenset(("memory",))
-# Protocols of filesystems that don't say which urls they know, and of the one that finds another by the url.
-_TAKES_ALL = frozenset(("abstract", "generic"))
-
-_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
-
-
 class Storages:
-    """Finds the storage of a url; obstore and fsspec are imported when the first url needs them.
+    """Find the storage of a url, importing obstore or fsspec when the first url needs it.
 
     Pickles and copies have no connections.
 
@@ -200,7 +198,7 @@ class Storages:
             return self._local
         protocol = "fsspec" if self._filesystem is not None else protocol_of(url)
         if protocol not in self._by_protocol:
-            # Another thread may have made it meanwhile.
+            # Another thread may have made the storage meanwhile.
             self._by_protocol.setdefault(protocol, self._make(protocol, url))
         return self._by_protocol[protocol]
 
@@ -244,7 +242,7 @@ class Storages:
             await storage.aclose()
 
     def __reduce__(self) -> tuple[type[Storages], tuple[dict[str, Any], Any, Retries]]:
-        # Times of answers are by the clock of this machine.
+        # Without the times of answers, which are by the clock of this machine.
         return Storages, (self._options, self._filesystem, Retries(self.retries.policy))
 
     def _make(self, protocol: str, url: str) -> Storage:
@@ -295,8 +293,8 @@ def _refuse_one_slash(url: str) -> None:
     match = _ONE_SLASH.match(url)
     if match is not None and match[1].lower() in {*FAMILY, *_IN_MEMORY, "hf"} and not os.path.exists(f"{match[1]}:"):
         rest = url[match.end() :]
-        if rest.startswith(".streamload"):  # of the index in a folder that has no name
-            raise ValueError(f"{match[0]}/ names no bucket; give one, as in {match[0]}/bucket/train")
+        if rest.startswith(".streamload"):  # the index of a bucket without a name
+            raise ValueError(f"{match[0]}/ does not name a bucket; give one, as in {match[0]}/bucket/train")
         meant = without_secrets(f"{match[0]}/{rest}")
         raise ValueError(
             f"{without_secrets(url)!r} has one slash after the colon; did you mean {meant!r}? A pathlib.Path leaves a "

@@ -38,7 +38,7 @@ _SUFFIX = re.compile(
 _QUERY = re.compile(r"[?#].*", re.DOTALL)
 _GZIP_WITH_HEADER = 31
 _XZ_MOST_MEMORY_BYTES = 256 << 20
-# bzip2's error is a plain OSError.
+# OSError is bzip2's.
 _FAILURES = (zlib.error, lzma.LZMAError, zstd.ZstdError, OSError)
 
 
@@ -54,7 +54,7 @@ class Compression(enum.Enum):
 def compression_of(url: str) -> Compression | None:
     """Return the compression by the end of a shard's name, in any case; None for none, or an unknown one.
 
-    In a url with a scheme, a query or fragment is no part of the name.
+    In a url with a scheme, a query or fragment is not part of the name.
     """
     if url.endswith(".tar") and "?" not in url and "#" not in url:
         return None
@@ -104,7 +104,7 @@ _STEP_PIECES = 8  # the output of one call of the thread
 
 
 class Decompressor:
-    """Decompresses a shard piece by piece, without the GIL. Not safe for several threads.
+    """Decompress a shard piece by piece, without the GIL. Not thread-safe.
 
     Attributes:
         compressed_bytes: input so far.
@@ -171,7 +171,7 @@ class Decompressor:
             doubt = f", or other bytes follow {self._streams_ended} whole ones" if self._streams_ended else ""
             raise self._error(
                 f"the shard is damaged: the {self._name} that starts at byte {self._stream_start} cannot be "
-                f"decompressed behind byte {start} ({exc}){doubt}; fetch or pack it again",
+                f"decompressed after byte {start} ({exc}){doubt}; fetch or pack it again",
                 start,
             ) from exc
         self.decompressed_bytes += len(piece)

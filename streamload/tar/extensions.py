@@ -32,7 +32,7 @@ class Kind(Enum):
     """NumPy arrays by name."""
     SAFETENSORS = auto()
     TORCH = auto()
-    """What `torch.save` wrote."""
+    """A file that `torch.save` wrote."""
     PICKLE = auto()
     """Read and written only as bytes."""
 
@@ -47,7 +47,7 @@ IMAGE_FORMATS = {
     "gif": "GIF",
     "avif": "AVIF",
 }
-"""Images, and the name that Pillow has for the format. When they are read, the first bytes decide, not the name."""
+"""Extensions of images, with Pillow's names of their formats. The first bytes decide how an image is read."""
 
 _TEXT = ("txt", "text", "transcript", "caption", "jsonl", "csv", "tsv", "xml", "html", "htm", "md", "yaml", "yml")
 

@@ -1,4 +1,4 @@
-"""The headers of a tar archive, read strictly, from the first to the end-of-archive marker, as far as it has arrived.
+"""Read the headers of a tar archive strictly, up to the end-of-archive marker, as far as they have arrived.
 
 Fields are laid out as in POSIX.1-1988 (ustar), POSIX.1-2001 (pax) and GNU tar's manual ("Basic Tar Format"). A header
 is either fully understood or an error with its offset; nothing is guessed.
@@ -55,7 +55,7 @@ FEW_BYTES = 8 << 10
 _MARKER_BYTES = 2 * BLOCK_BYTES
 _RECORD_BYTES = 20 * BLOCK_BYTES  # tar fills the last one with zeros
 _UNBOUNDED_BYTES = 1 << 62
-_HEADERS_AT_ONCE = 500  # of 512 bytes: they stay in a cache of 1 MiB while they are looked at
+_HEADERS_AT_ONCE = 500  # of 512 bytes, so that they stay in a cache of 1 MiB
 _ZERO = ord("0")
 _SIZE_OFFSET = 124
 _PADDED_FIELDS = np.array([100, 108, 116, 124, 136])
@@ -291,7 +291,7 @@ class _Run(NamedTuple):
 
 
 class HeaderChain:
-    """Reads the headers of an uncompressed tar archive, from one place on, as its bytes arrive.
+    """Read the headers of an uncompressed tar archive, from one place on, as its bytes arrive.
 
     Payloads may lie after the bytes that have arrived, unless the archive's size (`total`) is unknown.
 
@@ -331,7 +331,7 @@ class HeaderChain:
         """
         start = self.reached
         if start % BLOCK_BYTES or start + len(octets) > max(start, self._limit):
-            raise ValueError(f"{len(octets)} bytes from {start} on are no part of an archive of {self.total} bytes")
+            raise ValueError(f"{len(octets)} bytes from {start} on are not part of an archive of {self.total} bytes")
         if self.total == 0:
             raise self._error("the shard is empty (0 bytes); fetch or pack it again", 0)
         self._octets, self._start = octets, start
@@ -367,7 +367,7 @@ class HeaderChain:
             after = self._read_member(starts[row])
             done = count + 1 if after is None else bisect_left(starts, after)
             if done > count or starts[done] != after:
-                return after  # the walk had gone another way
+                return after  # not the chain that the walk followed
         self._add_plain(run, done, count, paths)
         return int(starts[count])
 
@@ -467,7 +467,7 @@ class HeaderChain:
             if header is None or header.typeflag == b"g":
                 for kind, start in extensions.start_of.items():
                     raise self._error(
-                        f"a {_EXTENSIONS[kind]} that no member follows; fetch or pack the shard again", start
+                        f"a {_EXTENSIONS[kind]} without a member after it; fetch or pack the shard again", start
                     )
             if header is None:
                 self._check_end(position)
@@ -489,15 +489,15 @@ class HeaderChain:
         refused = {b"path", b"size"} & _parse_records(payload).keys()
         if refused:
             raise self._error(
-                f"a global pax header sets the {min(refused).decode()} of all members that follow, which some readers "
-                "follow (Python's tarfile) and others do not (Go, bsdtar); re-pack the shard without it",
+                f"a global pax header sets the {min(refused).decode()} of all members after it, which some readers "
+                "obey (Python's tarfile) and others ignore (Go, bsdtar); re-pack the shard without it",
                 position,
             )
 
     def _add_extension(self, kind: bytes, payload: bytes, position: int, extensions: _Extensions) -> None:
         if extensions.start_of.setdefault(kind, position) != position and kind not in _REPEATABLE:
             raise self._error(
-                f"two {_EXTENSIONS[kind]}s before one member, which readers take differently; re-pack the shard",
+                f"two {_EXTENSIONS[kind]}s before one member, and readers disagree on which counts; re-pack the shard",
                 extensions.start_of[kind],
             )
         if kind == b"x":
@@ -526,8 +526,8 @@ class HeaderChain:
         if len(extensions.names) > 1:
             one, other = (name[:100].decode("utf-8", "replace") for name in [*extensions.names][:2])
             raise self._error(
-                f"the headers before this member give it two names, {one!r} and {other!r}, of which readers take "
-                "different ones; re-pack the shard",
+                f"the headers before this member give it two names, {one!r} and {other!r}, and readers disagree on "
+                "which counts; re-pack the shard",
                 min(extensions.start_of.values()),
             )
         self.names.append(next(iter(extensions.names), header.name))
@@ -576,7 +576,7 @@ class HeaderChain:
             block = rest[zeros : zeros + BLOCK_BYTES]
             is_tar = len(block) == BLOCK_BYTES and _stored_sum(block) == _header_sum(block)
             raise self._error(
-                f"{'a second archive follows' if is_tar else 'other bytes follow'} behind the end-of-archive marker "
+                f"{'a second archive follows' if is_tar else 'other bytes follow'} after the end-of-archive marker "
                 "and would not be read; if archives were put together with `cat`, keep them as separate shards or use "
                 "`tar --concatenate`",
                 position + zeros,

@@ -1,6 +1,6 @@
-"""The header blocks of one tar member, for writing: ustar, with a pax record only where ustar cannot hold a value.
+"""Write the header blocks of a tar member: ustar, with a pax record only if ustar cannot hold a value.
 
-A header depends on name and size alone (no time, owner zero, mode 0644). Written by hand in a few microseconds;
+A header depends on name and size alone (no time, owner zero, mode 0644). It takes a few microseconds;
 `tarfile.TarInfo.tobuf` takes some twenty times as long.
 """
 

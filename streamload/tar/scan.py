@@ -24,14 +24,10 @@ from streamload.tar.header_chain import BLOCK_BYTES, HeaderChain, padded
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-MISSING = -1
-"""The offset and the size of a field that a sample does not have."""
-UNKNOWN_BYTES = -1
-"""The `shard_bytes` of a table while the size of its shard is unknown."""
-LABEL_FIELD = "cls"
-"""The field whose decimal integer is a sample's label."""
-MOST_KEY_BYTES = 256 << 20
-"""Maximum bytes of all keys of a shard, which are held in memory."""
+MISSING = -1  # the member of a field that a sample does not have
+UNKNOWN_BYTES = -1  # the `shard_bytes` of a table while the size of its shard is unknown
+LABEL_FIELD = "cls"  # its decimal integer is the sample's label
+MOST_KEY_BYTES = 256 << 20  # of all keys of a shard together, which are held in memory
 
 _META = re.compile(rb"__[^/]*__($|/)")
 # Fields that loaders add to a sample, such as `__key__`; no member may replace them.
@@ -74,14 +70,15 @@ def scan_file(
     crc32: bool = False,
     labels: bool = False,
 ) -> ShardTable:
-    """Scan an open file as `scan_shard`, without mapping it, so that it may be truncated meanwhile.
+    """Scan an open file as `scan_shard` does, without mapping it, so that it may be truncated meanwhile.
 
-    At most a window of it is held, whatever a member's size. If headers are far apart, only `crc32` reads payloads.
+    At most a window of the file is held, whatever its members' sizes. If headers are far apart, only `crc32` reads
+    payloads.
 
     Raises:
         ShardFormatError: as for `scan_shard`.
         ShardChangedError: the file has become shorter.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
 
     def read(start: int, end: int) -> memoryview:
@@ -117,7 +114,7 @@ def scan_file(
 def scan_piece(data: memoryview | NDArray[np.uint8], url: str, *, start: int, total: int | None) -> ScannedPiece:
     """Scan the whole samples in the bytes of an uncompressed tar archive that have arrived.
 
-    Makes the checks of `scan_shard`, each as soon as its bytes have arrived; `Scanner` refuses a key of another piece.
+    Makes the checks of `scan_shard`, except that `Scanner` refuses keys of other pieces.
 
     Args:
         data: the bytes from `start` on.
@@ -152,7 +149,7 @@ class ScannedPiece:
 
 
 class Scanner:
-    """Joins the pieces of a shard in order, or takes its bytes as they arrive (`feed`).
+    """Join the pieces of a shard in order, or scan its bytes as they arrive (`feed`).
 
     Attributes:
         resume: the start of the next piece.
@@ -224,7 +221,9 @@ class Scanner:
             ValueError: the piece does not begin at the end of the last one.
         """
         if piece.start != self.resume:
-            raise ValueError(f"a piece from {piece.start} on does not follow what ended at {self.resume}")
+            raise ValueError(
+                f"a piece from {piece.start} on does not follow the last one, which ended at {self.resume}"
+            )
         table = piece.table
         if self._key_bytes + len(table.key_bytes) > MOST_KEY_BYTES:
             sample = int(np.searchsorted(table.key_start[1:] + self._key_bytes, MOST_KEY_BYTES, side="right"))
@@ -253,8 +252,8 @@ class Scanner:
                 first = first_of.setdefault(key, start)
                 if first != start:
                     return ShardFormatError(
-                        f"the members of this sample do not stand together: they begin at offset {first} and come "
-                        "again behind another sample; pack the shard again, sorted: `tar --sort=name -cf ...`",
+                        f"the members of this sample are not together: they begin at offset {first} and continue "
+                        "after another sample; pack the shard again, sorted: `tar --sort=name -cf ...`",
                         url=self._url,
                         key=key.decode("utf-8", "surrogateescape"),
                         offset=start,
@@ -297,7 +296,7 @@ class ShardTable:
     columns: dict[tuple[str, ...], NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
         return len(self.sample_start) - 1
 
     def key(self, sample: int) -> str:
@@ -306,7 +305,7 @@ class ShardTable:
         return self.key_bytes[start:end].tobytes().decode("utf-8", "surrogateescape")
 
     def keys(self, samples: NDArray[np.int64] | None = None) -> list[str]:
-        """Return the keys of some samples, int64[n], in the order given; by default of all."""
+        """Return the keys of some samples, int64[n], in that order; by default of all samples."""
         chosen = np.arange(len(self)) if samples is None else samples
         if not len(chosen):
             return []
@@ -395,11 +394,18 @@ def _labels_of(table: ShardTable, payload: Callable[[int, int], bytes | memoryvi
         return None
     labels: list[int] = []
     for start, end in zip(offset.tolist(), (offset + size).tolist(), strict=True):
-        match = _INTEGER.fullmatch(payload(start, end))
-        if match is None or not -(1 << 63) <= int(match[1]) < 1 << 63:
+        label = parse_label(payload(start, end))
+        if label is None:
             return None
-        labels.append(int(match[1]))
+        labels.append(label)
     return np.array(labels, np.int64)
+
+
+def parse_label(payload: bytes | memoryview) -> int | None:
+    """Return the decimal integer of 64 bits in a label field, or None."""
+    match = _INTEGER.fullmatch(payload) if len(payload) <= _MOST_LABEL_BYTES else None
+    label = int(match[1]) if match is not None else None
+    return label if label is not None and -(1 << 63) <= label < 1 << 63 else None
 
 
 def _grouped(chain: HeaderChain, start: int) -> ScannedPiece:

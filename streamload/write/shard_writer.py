@@ -38,7 +38,7 @@ from streamload.storage.protocol import WEB, ShardInfo, Storage, escaped, protoc
 from streamload.storage.storages import Storages
 from streamload.tar.extensions import IMAGE_FORMATS, KIND_OF, Kind
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, member_header, padding
-from streamload.tar.scan import LABEL_FIELD, ShardTable
+from streamload.tar.scan import LABEL_FIELD, ShardTable, parse_label
 from streamload.text import counted, warn_at_caller
 
 Member = tuple[str, bytes, bytes]  # a field, its header blocks and its payload
@@ -52,7 +52,6 @@ _PILLOW_MODES = {
     "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
     "WEBP": ("RGB", "RGBA"),
 }
-_LABEL = re.compile(rb"\s*([+-]?[0-9]{1,19})\s*")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{16}\.partial")
 
@@ -305,11 +304,8 @@ def sample_members(key: str, sample: Mapping[str, object]) -> list[Member]:
 
 
 def label_of(members: list[Member]) -> int | None:
-    """Return the integer in a sample's label field, parsed as `scan_shard` does, or None."""
-    payload = next((payload for field, _, payload in members if field == LABEL_FIELD), b"")
-    match = _LABEL.fullmatch(payload) if len(payload) <= 64 else None
-    label = int(match[1]) if match else None
-    return label if label is not None and -_INT64_LIMIT <= label < _INT64_LIMIT else None
+    """Return the integer in a sample's label field, or None."""
+    return parse_label(next((payload for field, _, payload in members if field == LABEL_FIELD), b""))
 
 
 class ConsecutiveShards:

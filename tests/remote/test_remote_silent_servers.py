@@ -113,7 +113,7 @@ def test_a_server_that_is_killed_and_started_again(
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(f"{root}/plain/part")
     assert "no connection to the storage" in said or "the answer broke off" in said
-    assert "it is tried for up to" in said
+    assert "retrying for up to" in said
 
 
 def half_an_epoch_and_then(server: FaultServer, script: Script, loader: StreamLoader) -> None:

@@ -105,7 +105,7 @@ async def test_a_server_that_never_answers_is_warned_of_and_then_an_error(caplog
     with pytest.raises(StorageError, match=r"brought no byte, over 0\.\d s .*no byte for 0.1 s\); check the network"):
         await Scripted(*[silent] * 9).get(0, 10)
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("s3://b/a.tar: no answer. Nothing has come from there for 0.0 s; it is tried for up to 0 s")
+    assert said.startswith("s3://b/a.tar: no answer. No byte has arrived from there for 0.0 s; retrying for up to 0 s")
 
 
 @pytest.mark.parametrize("pin", [Pin(1000, "v1"), Pin()], ids=["size known", "size not known"])

@@ -61,7 +61,7 @@ def test_links_are_followed_but_not_in_a_circle(filesystem: Any, tmp_path: Path)
     expected = ["data/a/1.tar", "data/a/link.tar", "data/elsewhere/3.tar", "data/elsewhere/e/4.tar"]
     assert found(storages, root, "data/**/*.tar") == expected
     (tmp_path / "elsewhere" / "e" / "back").symlink_to(tmp_path / "data")
-    with pytest.raises(StorageError, match=r"a link leads back .*name the folders without `\*\*`"):
+    with pytest.raises(StorageError, match=r"a link probably leads back .*name the folders without `\*\*`"):
         found(storages, root, "data/**/*.tar")
     assert found(storages, root, "data/*/*.tar") == expected[:3]
 

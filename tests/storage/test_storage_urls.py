@@ -56,7 +56,7 @@ def test_refuses_other_types_and_names_the_argument(urls: object) -> None:
 
 def test_a_torch_dataset_is_refused_with_where_it_belongs() -> None:
     dataset: Any = torch.utils.data.TensorDataset(torch.zeros(3))
-    with pytest.raises(TypeError, match="a Dataset goes to torch's DataLoader, or is packed"):
+    with pytest.raises(TypeError, match="pass a Dataset to torch's DataLoader, or pack it"):
         expand_urls(dataset)
 
 
