@@ -117,7 +117,7 @@ def by_field(argument: str, functions: Mapping[str, T]) -> dict[str, T]:
     for key in functions:
         for name in alternatives(key):
             if not name:
-                raise ValueError(f"{argument} has a function for {key!r}, where the name of a field is empty")
+                raise ValueError(f"{argument} has a function for {key!r}, with an empty name of a field")
             if keys.setdefault(name, key) != key:
                 raise ValueError(
                     f"{argument} has functions for {keys[name]!r} and for {key!r}, which both name the field {name!r}; "

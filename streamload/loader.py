@@ -32,7 +32,7 @@ from streamload.totals import trace_json
 from streamload.trainer.device import Cuda, device_for
 from streamload.trainer.epoch_iterator import BatchBuilder, Cursor, EpochIterator, acquire_for_thread
 from streamload.trainer.feeder_link import FeederLink, OpenDataset, named_places
-from streamload.workers.launchers import check_found_rank, goes_by_found_rank
+from streamload.workers.launchers import check_detected_rank, depends_on_detected_rank
 
 # Keywords of torch's DataLoader, with the values that change nothing here.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -184,7 +184,7 @@ class StreamLoader(OpenDataset):
             rank=self.rank,
             world_size=self.world_size,
         )
-        self._rank_was_found = goes_by_found_rank(rank)
+        self._uses_detected_rank = depends_on_detected_rank(rank)
         portions = portions_of(urls, index, where=where, join=join)
         self._options = options = options.resolved_for(named_places(portions.values()))
         start_elsewhere = None
@@ -261,19 +261,19 @@ class StreamLoader(OpenDataset):
         return batches_per_rank(order, samples, self.rank, self.world_size)
 
     def __iter__(self) -> EpochIterator:
-        """Begin a pass: the next epoch, or the rest of one that was resumed or ended by an error of the loader.
+        """Begin a pass: the next epoch, or the rest of an epoch that was resumed or ended by an error of the loader.
 
         A running pass ends; its next batch raises LoaderClosedError. If it has delivered no batch yet, its epoch starts
         again. If it has delivered all of them, it is finished, even if the loop counted steps and did not ask for more.
 
         Raises:
             LoaderClosedError: the loader was closed.
-            RuntimeError: another thread uses the loader; or the detected rank is wrong (see `check_found_rank`).
+            RuntimeError: another thread uses the loader; or the detected rank is wrong (see `check_detected_rank`).
         """
         acquire_for_thread(self._in_use)
         try:
-            if self._rank_was_found:
-                check_found_rank(self.rank, self.world_size)
+            if self._uses_detected_rank:
+                check_detected_rank(self.rank, self.world_size)
             self._end_iterator("another pass of the same loader has begun; for two at once make two loaders")
             self._link.end_if_outdated()
             epoch, position = self._cursor.next_start()

@@ -32,7 +32,7 @@ from streamload.order.sampling import Sampling
 from streamload.storage.local_files import refuse_url, why_not_private
 from streamload.storage.storages import Storages
 from streamload.tar.extensions import Decode
-from streamload.workers.launchers import found_rank, local_ranks, processors_of_rank
+from streamload.workers.launchers import detected_rank, local_ranks, processors_of_rank
 
 DEFAULT_WINDOW = 10_000
 """The shuffle's window in samples; mixes about eleven shards of a thousand samples."""
@@ -256,7 +256,10 @@ class Options:
             check_takes_one("transform", self.transform, "the sample: a tuple of its fields, or a dict if fields=None")
 
     def _check_functions_by_field(self) -> None:
-        for name, what, argument in (("decode", "an extension", "its bytes"), ("transform", "a field", "its value")):
+        for name, key_kind, argument in (
+            ("decode", "an extension", "its bytes"),
+            ("transform", "a field", "its value"),
+        ):
             functions = getattr(self, name)
             if not isinstance(functions, Mapping):
                 continue
@@ -264,7 +267,7 @@ class Options:
                 if isinstance(key, str) and name == "decode" and handlers_in(function):
                     continue
                 if not isinstance(key, str) or not callable(function):
-                    raise TypeError(f"{name} must map {what} to a function; it has {key!r}: {function!r}")
+                    raise TypeError(f"{name} must map {key_kind} to a function; it has {key!r}: {function!r}")
                 check_takes_one(f"{name}[{key!r}]", function, argument)
             by_field(name, functions)
         if not isinstance(self.decode, bool | Mapping) and not handlers_in(self.decode):
@@ -350,7 +353,7 @@ def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, 
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank={rank!r} and world_size={world_size!r} go together; give both or neither")
     if rank is None or world_size is None:
-        rank, world_size = found_rank() or (0, 1)
+        rank, world_size = detected_rank() or (0, 1)
     check_int("world_size", world_size, 1, most=MAX_LANES)
     check_int("rank", rank, 0)
     if rank >= world_size:
@@ -394,7 +397,7 @@ class RayFeeders:
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not (timeout > 0 and isfinite(timeout)):
             raise ValueError(f"start_timeout={timeout!r} must be a number of seconds above 0")
         if not isinstance(self.address, str) or not self.address:
-            raise TypeError(f'address={self.address!r} must be that of a Ray cluster, or "auto"')
+            raise TypeError(f'address={self.address!r} must be the address of a Ray cluster, or "auto"')
         if self.address != "auto" and ("://" in self.address or not is_host_and_port(self.address)):
             raise ValueError(
                 f"address={self.address!r}: the trainer's machine must be a node of the cluster (`ray start "

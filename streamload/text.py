@@ -31,7 +31,7 @@ def listed(names: Sequence[str]) -> str:
 
 def printable(text: str) -> str:
     """Escape characters that would act on a terminal or reorder the line."""
-    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
 
 
 def warn_at_caller(message: str) -> None:

@@ -129,7 +129,7 @@ def test_what_only_this_process_can_read_has_no_workers() -> None:
     [
         (("png", "jpg;png"), "functions for 'png' and for 'jpg;png', which both name the field 'png'"),
         (("png", ".PNG"), "functions for 'png' and for '.PNG', which both name the field 'png'"),
-        *(((key,), f"a function for '{key}', where the name of a field is empty") for key in ("", "jpg;", "a; ;b")),
+        *(((key,), f"a function for '{key}', with an empty name of a field") for key in ("", "jpg;", "a; ;b")),
     ],
 )
 def test_functions_without_a_field_of_their_own_are_refused(name: str, keys: tuple[str, ...], said: str) -> None:

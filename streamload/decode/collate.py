@@ -168,7 +168,7 @@ def as_array(tensor: Any) -> tuple[NDArray[Any], str | None]:
     """View a dense CPU tensor as an array; also return its dtype's name if NumPy lacks it."""
     tensor, torch = tensor.detach(), sys.modules["torch"]
     if not _is_dense(tensor):
-        raise TypeError(f"a batch is made of dense CPU tensors, got {tensor.layout} on {tensor.device}")
+        raise TypeError(f"a batch takes dense CPU tensors, got {tensor.layout} on {tensor.device}")
     try:
         return tensor.resolve_conj().resolve_neg().numpy(), None
     except TypeError:

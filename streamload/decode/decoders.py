@@ -357,7 +357,7 @@ def _tensors(value: Any) -> list[Any]:
     return tensors
 
 
-def _decode_by_library(data: memoryview, *, module: str, function: str, what: str, **options: Any) -> Any:
+def _decode_by_library(data: memoryview, *, module: str, function: str, name: str, **options: Any) -> Any:
     try:
         decode = getattr(import_module(module), function)
     except ImportError as exc:
@@ -368,7 +368,7 @@ def _decode_by_library(data: memoryview, *, module: str, function: str, what: st
     try:
         return decode(bytes(data), **options)
     except Exception as exc:  # the libraries' own errors are plain subclasses of Exception, and they raise others too
-        raise ValueError(f"not a {what}: {exc or type(exc).__name__}") from exc
+        raise ValueError(f"not a {name}: {exc or type(exc).__name__}") from exc
 
 
 _BY_KIND: dict[Kind, Decoder] = {
@@ -379,11 +379,11 @@ _BY_KIND: dict[Kind, Decoder] = {
     Kind.ARRAY: decode_npy,
     Kind.ARRAYS: decode_npz,
     Kind.TORCH: _decode_torch,
-    Kind.SAFETENSORS: partial(_decode_by_library, module="safetensors.torch", function="load", what="safetensors file"),
+    Kind.SAFETENSORS: partial(_decode_by_library, module="safetensors.torch", function="load", name="safetensors file"),
     Kind.MSGPACK: partial(
-        _decode_by_library, module="msgpack", function="unpackb", what="msgpack document", strict_map_key=False
+        _decode_by_library, module="msgpack", function="unpackb", name="msgpack document", strict_map_key=False
     ),
-    Kind.CBOR: partial(_decode_by_library, module="cbor2", function="loads", what="cbor document"),
+    Kind.CBOR: partial(_decode_by_library, module="cbor2", function="loads", name="cbor document"),
 }
 
 _BY_EXTENSION = {extension: _BY_KIND[kind] for extension, kind in KIND_OF.items() if kind in _BY_KIND}

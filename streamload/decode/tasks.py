@@ -389,5 +389,5 @@ class ScanDone(NamedTuple):
     """The answer to a `ScanTask`, in the order of its shards."""
 
     number: int
-    found: tuple[ScannedShard, ...]
+    shards: tuple[ScannedShard, ...]
     costs: TaskCosts

@@ -26,7 +26,7 @@ from streamload.index.dataset import Dataset
 from streamload.index.listing import Listing
 from streamload.limits import CALLER_SHARDS_SHARE
 from streamload.memory.slots import SlotPool
-from streamload.memory.unnamed import keep_freed_memory, naming_the_limit
+from streamload.memory.unnamed import keep_freed_memory, with_limit_named
 from streamload.order.sampling import Sampled
 from streamload.order.share import EpochStart
 from streamload.totals import Event, Totals
@@ -183,7 +183,7 @@ class Feeder:
         requested = self._stream.requested
         self._stream.stop()
         failed_for = None if requested is None else requested.identity
-        self._send(messages.Failed(failure_of(naming_the_limit(error)), failed_for), ())
+        self._send(messages.Failed(failure_of(with_limit_named(error)), failed_for), ())
 
     def pump(self) -> None:
         """Announce and schedule all that is possible now. Failures are sent to the trainer."""
@@ -289,7 +289,7 @@ class FeederMeter:
             stages = "decode", "transform", "collate", "processor"
             kind, details = "task", {"samples": done.rows, **{f"{stage}_s": getattr(costs, stage) for stage in stages}}
         else:
-            kind, details = "scan", {"shards": len(done.found)}
+            kind, details = "scan", {"shards": len(done.shards)}
         if self._events is not None:
             self._events.append(Event(kind, f"worker {costs.process}", costs.started, costs.busy, details))
 

@@ -15,7 +15,7 @@ from streamload.feeder.messages import WAIT_REASON, Answer, Call, Calls, Configu
 from streamload.index.listing import Listing, list_shards
 from streamload.log_records import Logged, forward_records
 from streamload.memory.async_channel import AsyncChannel
-from streamload.memory.unnamed import naming_the_limit
+from streamload.memory.unnamed import with_limit_named
 from streamload.workers.launch import Child, end_all
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class _Process:
                 self._feeder = _load()(message, self._send, self._early)
                 self._early = []
             if attempt.error is not None:
-                self._send(Failed(failure_of(naming_the_limit(attempt.error))))
+                self._send(Failed(failure_of(with_limit_named(attempt.error))))
         elif self._feeder is not None:
             self._feeder.handle(message)
 
@@ -116,7 +116,7 @@ class _Process:
     def _on_exception(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Report an error in a callback, which is a bug: without a report the trainer would wait forever."""
         error = context.get("exception") or RuntimeError(context["message"])
-        self._send(Failed(failure_of(naming_the_limit(error))))
+        self._send(Failed(failure_of(with_limit_named(error))))
 
     async def close(self) -> None:
         if self._pidfd is not None:

@@ -720,7 +720,7 @@ class Scans:
     def on_done(self, done: ScanDone) -> None:
         """Record the result of a scan. Raises DatasetIndexError if an index is damaged."""
         self._end(done.number)
-        for result in done.found:
+        for result in done.shards:
             shard, piece = result.shard, result.piece
             if result.failure is not None:
                 self.fail(shard, error_from(result.failure))

@@ -60,7 +60,7 @@ def raise_descriptor_limit() -> None:
             return
 
 
-def naming_the_limit(error: BaseException) -> BaseException:
+def with_limit_named(error: BaseException) -> BaseException:
     """Return the error, or for too many open files a WorkerError that names the limit."""
     if not isinstance(error, OSError) or error.errno != errno.EMFILE:
         return error

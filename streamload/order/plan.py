@@ -129,7 +129,7 @@ class EpochPlan:
         if not sequence.complete:
             return list(dict.fromkeys(sequence.order.tolist()))
         n_known = min(_BATCHES_WITH_KNOWN_LANES, self._full_batches_left)
-        starts = self._next_start + np.arange(n_known, dtype=np.int64) * (self._share.of * self._global_batch)
+        starts = self._next_start + np.arange(n_known, dtype=np.int64) * (self._share.n_shares * self._global_batch)
         lanes, _ = slices_of_full_batches(starts, self.lanes, self._slice, self._global_batch)
         return self.interleavings[0].shards_from(self._next_start // self.lanes, distinct(lanes))
 
@@ -187,7 +187,7 @@ class EpochPlan:
         with_last = self._last_rows > 0 and n_full < wanted
         if n_full == 0 and not with_last:
             return None
-        stride = self._global_batch * self._share.of
+        stride = self._global_batch * self._share.n_shares
         starts = self._next_start + np.arange(n_full + with_last, dtype=np.int64) * stride
         ends = starts + self._global_batch
         if with_last:
@@ -195,7 +195,7 @@ class EpochPlan:
         shard, sample, repeat = self._rows_between(starts, ends, n_full)
         edges = np.minimum(np.arange(len(ends) + 1, dtype=np.int64) * len(self._slice), len(shard))
         self._position = int(ends[-1])
-        self._next_start = self._position + (self._share.of - 1) * self._global_batch
+        self._next_start = self._position + (self._share.n_shares - 1) * self._global_batch
         self._full_batches_left -= n_full
         self._last_rows = 0 if with_last else self._last_rows
         return RowBlock(edges, shard, sample, ends, None if self._options.sampling is None else repeat)
@@ -244,7 +244,7 @@ class EpochPlan:
         if self._n_samples != UNKNOWN:
             return min(wanted, self._full_batches_left)
         known_end = self.interleavings[0].sequence.known_end
-        stride = self._global_batch * self._share.of
+        stride = self._global_batch * self._share.n_shares
         n_full = min(wanted, (known_end - self._next_start - self._global_batch) // stride + 1)
         if n_full <= 0:
             return 0

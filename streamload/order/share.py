@@ -1,8 +1,8 @@
 """Assign rows to processes: a rank's slice of each batch, and a share of its batches.
 
-The order takes the lanes in turn. In the *full rounds*, while all lanes last, position g is number `g // L` of lane `g
-% L`; the remaining positions, fewer than L, are the last samples of the lanes that are longer by one. A global batch is
-sorted lane-major (by lane, then by number) and cut into one slice for each rank.
+The order takes one sample of each lane in turn. In the *full rounds*, while all lanes last, position g is number `g //
+L` of lane `g % L`; the remaining positions, fewer than L, are the last samples of the lanes that are longer by one. A
+global batch is sorted lane-major (by lane, then by number) and cut into one slice for each rank.
 """
 
 from __future__ import annotations
@@ -74,23 +74,23 @@ def slices_of_full_batches(
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Batches `number`, `number + of`, ... of a rank, counted from the start of the pass.
+    """Batches `number`, `number + n_shares`, ... of a rank, counted from the start of the pass.
 
     Attributes:
-        number: this share's number, below `of`.
-        of: the number of shares.
+        number: this share's number, below `n_shares`.
+        n_shares: the number of shares.
     """
 
     number: int = 0
-    of: int = 1
+    n_shares: int = 1
 
     def batches(self, full: int, last_rows: int, before: int) -> tuple[int, int]:
         """Return the share's full batches among the rank's next `full`, and its rows in the short last one.
 
         `before` batches of other shares come before its next one.
         """
-        has_last = full >= before and (full - before) % self.of == 0
-        return max(0, -(-(full - before) // self.of)), last_rows if has_last else 0
+        has_last = full >= before and (full - before) % self.n_shares == 0
+        return max(0, -(-(full - before) // self.n_shares)), last_rows if has_last else 0
 
 
 WHOLE = Share()

@@ -287,7 +287,7 @@ class SamplingOptions:
     def start(self, epoch: int, position: int, n_samples: int) -> EpochStart:
         """Return the start of a pass; `n_samples` is used only if `needs_counts`. Raises what `draw` raises.
 
-        The numbers of a sampler are those of the selected samples, and are converted to the whole listing's.
+        A sampler numbers the selected samples; its numbers are converted to those of the whole listing.
         """
         numbers = None if self._sampler is None else self._sampler.draw(epoch, position, self.n_selected or n_samples)
         if numbers is not None and self._selected is not None:

@@ -52,7 +52,7 @@ from streamload.log_records import Logged, log_levels
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import SlotReader
-from streamload.memory.unnamed import descriptor_limit, naming_the_limit
+from streamload.memory.unnamed import descriptor_limit, with_limit_named
 from streamload.options import Options
 from streamload.order.share import EpochStart
 from streamload.sampling.arguments import Portion, SamplingOptions
@@ -349,7 +349,7 @@ class FeederClient:
             try:
                 self.process = start_feeder_process(self._workers, self._cuda)
             except OSError as error:
-                raise naming_the_limit(error) from error
+                raise with_limit_named(error) from error
             if self._read_from is not None:
                 self.process.call("open_reader", self._read_from, self.storages)
         return self.process

@@ -45,7 +45,7 @@ def rank_of_group() -> tuple[int, int] | None:
     return distributed.get_rank(), distributed.get_world_size()
 
 
-def found_rank() -> tuple[int, int] | None:
+def detected_rank() -> tuple[int, int] | None:
     """Return rank and world size from torch.distributed, else from RANK and WORLD_SIZE, else None."""
     group = rank_of_group()
     if group is not None:
@@ -118,7 +118,7 @@ def _number(variable: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def check_found_rank(rank: int, world_size: int) -> None:
+def check_detected_rank(rank: int, world_size: int) -> None:
     """Raise RuntimeError if a detected rank is wrong, so that several processes would read the same samples.
 
     The loader was created before the process group, or in one of several workers of a DataLoader.
@@ -126,7 +126,7 @@ def check_found_rank(rank: int, world_size: int) -> None:
     now = rank_of_group()
     if now is not None and now != (rank, world_size):
         raise RuntimeError(
-            f"the loader was made as rank {rank} of {world_size}, but by torch.distributed this is now rank "
+            f"the loader was made as rank {rank} of {world_size}, but torch.distributed now has this process as rank "
             f"{now[0]} of {now[1]}; make the loader after init_process_group (with Lightning in train_dataloader), or "
             "give rank= and world_size="
         )
@@ -140,7 +140,7 @@ def check_found_rank(rank: int, world_size: int) -> None:
         )
 
 
-def goes_by_found_rank(rank: int | None) -> bool:
+def depends_on_detected_rank(rank: int | None) -> bool:
     """Return True if a loader's samples depend on the detected rank.
 
     Warn if none is detected in one of several tasks. The launcher's number is not used as the rank, since the tasks
@@ -152,7 +152,7 @@ def goes_by_found_rank(rank: int | None) -> bool:
     if rank is not None:
         return False
     started = [(launcher, tasks) for launcher in _BINDING_LAUNCHERS if (tasks := _number(launcher.tasks) or 0) > 1]
-    if started and found_rank() is None:
+    if started and detected_rank() is None:
         launcher, tasks = started[0]
         warn_at_caller(
             f"this is one of {counted(tasks, 'task')} that {launcher.name} has started, and each of them "

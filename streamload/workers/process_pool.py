@@ -221,7 +221,7 @@ class ProcessPool(Pool):
         if self._deaths_in_a_row >= self._most_deaths_in_a_row:
             self._events.broken(
                 WorkerError(
-                    f"{self._deaths_in_a_row} workers died in turn, and made nothing in between: check the transform, "
+                    f"{self._deaths_in_a_row} workers died in a row, and made nothing in between: check the transform, "
                     "the decoders, the libraries that they load, and the memory that workers may use. The last one "
                     f"{how}"
                 )
