@@ -55,7 +55,7 @@ class StreamloadError(Exception):
 
     Attributes:
         message: the problem and its remedy, without the place.
-        url: the shard's url, if known, without secrets, since errors end up in logs.
+        url: of the shard, file or folder, if known, without secrets, since errors end up in logs.
         key: the sample's key within the shard, if known.
         offset: the byte offset within the (uncompressed) shard, if known.
     """
@@ -72,7 +72,7 @@ class StreamloadError(Exception):
     def __str__(self) -> str:
         place = [
             f"{name} {value!r}" if isinstance(value, str) else f"{name} {value}"
-            for name, value in (("shard", self.url), ("sample", self.key), ("offset", self.offset))
+            for name, value in (("at", self.url), ("sample", self.key), ("offset", self.offset))
             if value is not None
         ]
         message = printable(self.message)

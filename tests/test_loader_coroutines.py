@@ -113,7 +113,7 @@ def odd_fail(kind: type[Exception]) -> Callable[..., Any]:
 def test_a_failure_is_named_or_skipped_as_of_other_functions(source: str, name: str, kind: Any, said: str) -> None:
     functions: dict[str, Any] = {name: {"cls": odd_fail(ValueError)}}
     dataset = TarDataset(source, fields=("cls",), **functions)
-    with pytest.raises(kind, match=rf"{said}.*ValueError: odd \(shard '.*tar', sample '.*1', offset"):
+    with pytest.raises(kind, match=rf"{said}.*ValueError: odd \(at '.*tar', sample '.*1', offset"):
         values(loader_of(source, **functions))
     with pytest.raises(kind, match=said):
         dataset[:2]

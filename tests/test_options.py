@@ -443,7 +443,7 @@ def test_no_name_acts_on_a_terminal() -> None:
     assert printable("\x1b[2J\x07\r\x7f\x9b\u202e\u2028\udcff") == r"\x1b[2J\x07\r\x7f\x9b\u202e\u2028\udcff"
     assert listed(["a\x1b[31m"]) == r"a\x1b[31m"
     error = ShardFormatError("the field \x1b[31m", url="\x1b.tar", key="\x1b[2J")
-    assert str(error) == r"the field \x1b[31m (shard '\x1b.tar', sample '\x1b[2J')"
+    assert str(error) == r"the field \x1b[31m (at '\x1b.tar', sample '\x1b[2J')"
 
 
 @pytest.mark.parametrize(

@@ -413,6 +413,8 @@ class ShardFinder:
                 url=folder,
             ) from unreadable
         shards = shards_in(storage, folder)
+        if not shards:  # even without `uses_indexes`, the index knows what is missing
+            index = index or self._read(f"{folder}/{INDEX_FOLDER}")
         if index is not None:
             return self._as_indexed(folder, shards, index)
         if shards:
@@ -420,13 +422,7 @@ class ShardFinder:
         if storage.is_folder(folder):
             advice = folder_advice(storage, folder)
             raise ShardNotFoundError(f"this folder holds no index and no *.tar; {advice}", url=folder)
-        try:
-            return [storage.info(folder)]  # a shard with another ending
-        except ShardNotFoundError as exc:
-            raise ShardNotFoundError(
-                f"there is no shard of this name, and as a folder it holds no index and no *.tar ({exc.message})",
-                url=folder,
-            ) from None
+        return [storage.info(folder)]  # a shard with another ending
 
     def _as_indexed(self, folder: str, shards: Sequence[ShardInfo], index: DatasetIndex) -> Sequence[ShardInfo]:
         listed = {info.url.rpartition("/")[2]: info for info in shards}
@@ -442,9 +438,9 @@ class ShardFinder:
             )
         missing = [name for name in names if name not in listed and not name.startswith(".")]
         if missing:
+            drop = f"drop it from the index with `streamload index {folder}`" if shards else f"remove {INDEX_FOLDER}"
             raise ShardNotFoundError(
-                "no such shard, though the index beside it names it; restore it, or drop it from the index with "
-                f"`streamload index {folder}`",
+                f"no such shard, though the index beside it names it; restore it, or {drop}",
                 url=f"{folder}/{missing[0]}",
             )
         return [
@@ -506,14 +502,11 @@ def shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:
 def folder_advice(storage: Storage, folder: str) -> str:
     """Return advice on a folder without shards, by its content."""
     inside = [info.url.rstrip("/") for info in storage.list(f"{escaped(folder)}/*", folders=True)]
-    with_shards = next((each for each in inside[:_MOST_SUBFOLDERS] if shards_in(storage, each)), None)
-    shown = without_secrets(folder)
-    if with_shards is not None:
-        every = f"{shown}/**/*.tar"
-        return f"folders in it do: name one of them, such as {without_secrets(with_shards)!r}, or all: {every!r}"
+    if with_shards := [shard_name(each) for each in inside[:_MOST_SUBFOLDERS] if shards_in(storage, each)]:
+        return f"folders in it do: name one of them, such as {', '.join(with_shards)}"
     if not inside:
         return "check the path"
-    copy = shown if protocol_of(folder) == "file" else "LOCAL_COPY"
+    copy = folder if protocol_of(folder) == "file" else "LOCAL_COPY"
     return f"if it is an ImageFolder (one folder a class), pack it first: shardify {copy} DESTINATION"
 
 

@@ -259,8 +259,8 @@ def fsspec_errors(url: str, *passing: type[Exception]) -> Iterator[None]:
 
 def missing_error(url: str, name: str, names: Iterable[str], folder: str) -> ShardNotFoundError:
     """Make the error for a missing shard; `names` are the names in its folder."""
-    advice = close_matches(name, names, folder)
-    return ShardNotFoundError(f"no such shard: {advice}", url=url)
+    what = "shard" if "." in name else "shard or folder"
+    return ShardNotFoundError(f"no such {what}: {close_matches(name, names, folder)}", url=url)
 
 
 def check_small(url: str, size_bytes: int, most_bytes: int) -> None:
@@ -280,7 +280,8 @@ def close_matches(name: str, names: Iterable[str], folder: str) -> str:
     known = sorted(names)[:10_000]
     close = difflib.get_close_matches(name, known, n=3)
     if close:
-        return f"did you mean {' or '.join(map(repr, close))}?"
+        advice = f"did you mean {' or '.join(map(repr, close))}?"
+        return f"{advice} If it is from a range in braces, check the range" if re.search(r"\d", name) else advice
     if not known:
         return f"nothing lies in {without_secrets(folder)!r}; check the path"
     return f"nothing in {without_secrets(folder)!r} has a name like this"

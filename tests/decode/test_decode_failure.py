@@ -120,7 +120,7 @@ def test_our_own_errors_arrive_whole_and_without_a_traceback(name: str) -> None:
     came = travelled(kind("what is wrong", url="/a.tar", key="k", offset=512))
     assert type(came) is kind
     assert (came.message, came.url, came.key, came.offset) == ("what is wrong", "/a.tar", "k", 512)
-    assert str(came) == "what is wrong (shard '/a.tar', sample 'k', offset 512)"
+    assert str(came) == "what is wrong (at '/a.tar', sample 'k', offset 512)"
     assert not hasattr(came, "__notes__")
 
 

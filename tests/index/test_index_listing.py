@@ -149,11 +149,12 @@ def test_files_of_other_tools_beside_the_shards_are_ignored(tmp_path: Path) -> N
 def test_a_folder_with_nothing_of_ours_gives_advice(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     touch(tmp_path / "images" / "cat", "0.jpg")
-    touch(tmp_path / "sets" / "train", "0.tar")
+    for name in ("train", "val"):
+        touch(tmp_path / "sets" / name, "0.tar")
     for name, says in (
         ("empty", "no index and no"),
         ("images", "shardify"),
-        ("sets", r"name one of them, such as .*sets/train"),
+        ("sets", r"name one of them, such as train, val \(at '.*sets'\)"),
         ("x-*.tar", r"no file matches .*x-\*\.tar"),
         ("missing/*.tar", "no file matches"),
     ):

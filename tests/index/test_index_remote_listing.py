@@ -66,7 +66,7 @@ def test_what_is_not_there_is_named(bucket: Path, s3: Storages) -> None:
             "did you mean 'shard1-000000.tar'",
         ),
         (f"s3://{bucket.name}/x*.tar", "no file matches"),
-        (f"s3://{bucket.name}/missing", "no index and no"),
+        (f"s3://{bucket.name}/missing", "no such shard or folder: nothing in"),
         ("s3://no-such-bucket/train/*.tar", "no such bucket"),
     ):
         with pytest.raises(ShardNotFoundError, match=says):
@@ -95,18 +95,18 @@ def test_a_bucket_whose_shards_lie_in_folders_says_which(bucket: Path, either: S
     (bucket / "a" / "cat").mkdir(parents=True)
     (bucket / "a" / "cat" / "1.jpg").write_bytes(b"x")
     for url in (f"s3://{bucket.name}", f"s3://{bucket.name}/"):
-        assert f"name one of them, such as 's3://{bucket.name}/train'" in refusal(url, either)
+        assert f"name one of them, such as train (at 's3://{bucket.name}')" in refusal(url, either)
     write(bucket / "below" / "val", [1], index=False)
-    said = refusal(f"s3://{bucket.name}/below", either)
-    assert f"name one of them, such as 's3://{bucket.name}/below/val'" in said
+    assert "name one of them, such as val" in refusal(f"s3://{bucket.name}/below", either)
     assert "pack it first: shardify LOCAL_COPY DESTINATION" in refusal(f"s3://{bucket.name}/a", either)
-    assert "no *.tar" in refusal(f"s3://{bucket.name}/a/nothing", either)
+    assert "no such shard or folder" in refusal(f"s3://{bucket.name}/a/nothing", either)
 
 
 def test_the_name_of_a_folder_may_be_mistyped(bucket: Path, either: Storages) -> None:
     write(bucket / "train", [1], index=False)
     for url in (f"s3://{bucket.name}/trian", f"s3://{bucket.name}/trian/"):
-        assert "did you mean 'train'" in refusal(url, either)
+        said = refusal(url, either)
+        assert said == f"no such shard or folder: did you mean 'train'? (at 's3://{bucket.name}/trian')"
     said = refusal(f"s3://{bucket.name}/trian/shard0-000000.tar", either)
     assert f"nothing lies in 's3://{bucket.name}/trian'" in said
 
@@ -174,7 +174,7 @@ def test_braces_that_name_too_much_name_the_first_that_is_missing(bucket: Path, 
     for folder, storages in ((f"s3://{bucket.name}/train", either), (f"{bucket}/train", Storages())):
         said = refusal(f"{folder}/shard{{0..9}}-000000.tar", storages)
         assert "did you mean 's" in said
-        assert "shard4-000000.tar')" in said
+        assert f"check the range (at '{folder}/shard4-000000.tar')" in said
 
 
 def test_an_index_of_another_etag_or_size_is_stale(bucket: Path, s3: Storages) -> None:

@@ -90,6 +90,15 @@ def test_index_drops_shards_that_were_taken_away_and_says_so(dataset: Path) -> N
     assert "note" not in run(streamload.app, "index", dataset)[2]
 
 
+@pytest.mark.parametrize("command", ["ls", "verify", "stats", "index"])
+def test_the_last_shard_that_was_taken_away_is_named(dataset: Path, command: str) -> None:
+    for shard in dataset.glob("*.tar"):
+        shard.unlink()
+    status, _, err = run(streamload.app, command, dataset)
+    said = "no such shard, though the index beside it names it; restore it, or remove .streamload"
+    assert (status, err) == (1, f"error: {said} (at '{dataset}/shard-000000.tar')\n")
+
+
 def test_verify_finds_nothing_in_what_is_whole(dataset: Path) -> None:
     assert run(streamload.app, "verify", dataset)[:2] == (0, "3 shards verified, no damage\n")
     status, out, _ = run(streamload.app, "verify", without_index(dataset))
