@@ -53,6 +53,7 @@ def test_a_transform_that_raises(source: str, workers: int) -> None:
     assert names == ["test_a_transform_that_raises", "__next__", "_turn"], "what the user sees of the inside"
     text = "".join(traceback.format_exception(error))
     assert "in raise_on_33" in text
+    assert ("field_reader.py" in text) == (workers == 0), "a worker sends the frames from the user's function on"
     assert "PickyError" in text
     assert "000033" in "".join(error.__cause__.__notes__ if error.__cause__ else [])
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
@@ -100,8 +101,9 @@ def test_the_newest_samples_left_out_are_named_and_all_are_counted(
 
     common: dict[str, Any] = {"fields": ("cls",), "transform": {"cls": transform}, "num_workers": 0}
     with StreamLoader(source, 10, **common, on_error="skip") as loader:
-        with pytest.raises(SampleError, match="every one of 50 samples has failed; the last: .*000049"):
+        with pytest.raises(SampleError, match="every one of 50 samples has failed; the last: .*000049") as caught:
             list(loader)
+        assert isinstance(caught.value.__cause__, ValueError), "one cause, since the message holds the sample's error"
         assert [error.key for error in loader.skipped] == ["000047", "000048", "000049"]
         assert loader.statistics().skipped_samples == 50
 

@@ -409,7 +409,7 @@ def _undecodable(
             for batch in loader:
                 progress.advance(len(batch), 0)
         except SampleError as error:
-            if error.__cause__ not in loader.skipped:  # the cause is in it if every sample was skipped
+            if error.key is not None:  # otherwise it says that every sample was skipped
                 errors.append(error)
         skipped = loader.statistics().skipped_samples
         progress.advance(skipped, 0)

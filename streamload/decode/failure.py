@@ -85,8 +85,12 @@ def failure_of(error: BaseException, _seen: frozenset[int] = frozenset()) -> Fai
     """Convert an exception and its causes to a form that another process can load."""
     seen = _seen | {id(error)}
     raised_from = error.__cause__
+    frames = error.__traceback__
+    # Without the frames before the user's function, which say nothing about it.
+    while frames and frames.tb_next and frames.tb_frame.f_globals.get("__name__", "").startswith("streamload."):
+        frames = frames.tb_next
     # The cause is sent separately, and would appear twice if it were also in this text.
-    text = "".join(traceback.format_exception(error, chain=raised_from is None))
+    text = "".join(traceback.format_exception(type(error), error, frames, chain=raised_from is None))
     summary = "".join(traceback.format_exception_only(error)).strip()
     pickled: bytes | None = None
     with Attempt() as attempt:

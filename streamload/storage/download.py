@@ -258,7 +258,7 @@ async def download(
             counts.broken += not exc.throttled
             if position == before:  # otherwise continue from here at once
                 if (wait_s := attempts.wait_s(exc)) is None:
-                    raise _given_up(url, position, attempts, clock() - attempts.progress_s) from exc
+                    raise _given_up(url, position, attempts, clock() - attempts.progress_s) from None
                 await asyncio.sleep(wait_s)
 
 
@@ -335,9 +335,7 @@ def _given_up(url: str, offset: int, attempts: Attempts, spent_s: float) -> Stor
     failures = attempts.failures
     in_a_row, last = f"{counted(len(failures), 'request')} in a row", failures[-1]
     if all(isinstance(failure, WholeAnswerError) for failure in failures):
-        what = f"this server does not serve parts of files (the answer to {in_a_row} for one was a whole file)"
-        advice = "use another one (nginx, caddy, rclone serve), or copy the shards to a disk"
-        return StorageError(f"{what}; {advice}", url=url)
+        return StorageError(last.message, url=url)
     advice = "check whether the server is healthy, and run again"
     if isinstance(last, TransientStorageError) and last.throttled:
         advice = "use fewer ranks at once, or ask for a higher rate limit"

@@ -91,7 +91,12 @@ _row(TransientStorageError, "the storage failed ({shown}); try again later", *_F
 _row(TransientStorageError, "the storage did not answer in time; try again later", "timeout")
 _row(TransientStorageError, "the answer broke off; try again later", "broken")
 _row(TransientStorageError, "the server sent another part than was requested; try again later", "other part")
-_row(WholeAnswerError, "the server sent the whole object instead of the requested part; try again later", "whole")
+_row(
+    WholeAnswerError,
+    "this server does not serve parts of files (it sent a whole one); use another one (nginx, caddy, rclone serve), or "
+    "copy the shards to a disk",
+    "whole",
+)
 _row(
     StorageError,
     "the storage does not say how long the whole file is, so a broken answer cannot be told from a whole one; use a "
@@ -104,8 +109,8 @@ _row(
     "file of your own certificate authority by storage_options={{'client_kwargs': {{'verify': PEM_FILE}}}}",
     "no TLS",
 )
-_row(NoConnectionError, "the host is not known; check its name{address}", "no host")
-_row(NoConnectionError, "no connection to the storage; check that it runs, and host and port{address}", "no connection")
+_row(NoConnectionError, "the host of {place} is not known; check its name{address}", "no host")
+_row(NoConnectionError, "no connection to {place}; check that it runs, and host and port{address}", "no connection")
 
 _ENDPOINT = "`endpoint_url` and `client_kwargs={'region_name': ...}` in storage_options, or AWS's variables"
 _WEB_LOGIN = "as in https://USER:PASSWORD@HOST/, or `headers` in storage_options"
@@ -113,10 +118,15 @@ _SIGNATURE = re.compile(r"[?&](X-Amz-Signature|X-Goog-Signature|Signature|sig)="
 _SIGN_ANEW = "sign the url anew: its signature is wrong or has expired"
 _LOGIN = "`key` and `secret` in storage_options, or your other tools' environment, or `anon=True` for a public bucket"
 _PLAIN_CODE = re.compile(r"[A-Za-z0-9.]{1,60}\Z")
+_HOST = re.compile(r"https?://[^\s/?#\"',)]+")
 
 
-def answer_error(url: str, answer: _Answer | None, code: str | None = None) -> StorageError:
-    """Make the error for an HTTP status or a word of the table, and the storage's own code."""
+def answer_error(url: str, answer: _Answer | None, code: str | None = None, details: str = "") -> StorageError:
+    """Make the error for an HTTP status or a word of the table, and the storage's own code.
+
+    `details` may hold the address that was requested, of which the message shows the host.
+    """
+    host = _HOST.search(without_secrets(details))
     code = code if code is not None and _PLAIN_CODE.match(code) else None
     refused: tuple[_Kind, str] = (StorageError, "the storage refused this ({shown}); check the url and storage_options")
     otherwise = _ANSWERS[500] if isinstance(answer, int) and answer >= 500 else refused
@@ -127,6 +137,7 @@ def answer_error(url: str, answer: _Answer | None, code: str | None = None) -> S
         message.format(
             shown=" ".join(str(part) for part in (answer, code) if part is not None),
             login=login,
+            place="the storage" if host is None else host[0],
             address=" in the url" if protocol in _WITH_HOSTS else f": {_ENDPOINT}",
         ),
         url=url,
@@ -201,7 +212,7 @@ def obstore_error(url: str, exc: Exception) -> StorageError:
         code = _CODE.search(text)
         return answer_error(url, int(status[1]), code[1] if code else None)
     if (answer := _answer_in(_OBSTORE, text, text)) is not None:
-        return answer_error(url, answer)
+        return answer_error(url, answer, details=text)
     # The first line, cut before anything that the server sent or the request contained.
     shown = without_secrets(re.split(r"[\n<{]|https?://", str(exc), maxsplit=1)[0].strip(" :-"))[:200]
     return StorageError(f"cannot be read ({shown}); check the url and storage_options", url=url)
@@ -223,8 +234,9 @@ def fsspec_error(url: str, exc: Exception) -> StorageError:
                 error.retry_after_s = parse_retry_after(retry_after)
             return error
     names = " ".join(kind.__name__ for cause in causes for kind in type(cause).__mro__)
-    if (answer := _answer_in(_FSSPEC, names, " ".join([names, *map(str, causes)]))) is not None:
-        return answer_error(url, answer)
+    details = " ".join([names, *map(str, causes)])
+    if (answer := _answer_in(_FSSPEC, names, details)) is not None:
+        return answer_error(url, answer, details=details)
     return StorageError(f"cannot be read ({type(exc).__name__}); check the url and storage_options", url=url)
 
 

@@ -261,7 +261,8 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         kept, skipped = self._batch_builder.skipped, self._batch_builder.n_skipped - self._skipped_before
         if skipped and self._returned_s is None:
             which, shown = ("first", kept[-skipped]) if skipped <= len(kept) else ("last", kept[-1])
-            raise SampleError(f"every one of {counted(skipped, 'sample')} has failed; the {which}: {shown}") from shown
+            message = f"every one of {counted(skipped, 'sample')} has failed; the {which}: {shown}"
+            raise SampleError(message) from shown.__cause__
 
     def _request_rest(self) -> None:
         """Request the rest of the epoch from a new feeder; batches before the first good one are not made again."""

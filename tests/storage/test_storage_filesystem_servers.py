@@ -40,7 +40,7 @@ def test_a_loader_says_what_to_check(closed_port: int, workers: int) -> None:
     ("error", "kind", "message"),
     [
         (ftplib.error_perm("530 Login incorrect, told-secret"), StorageError, "check the url and storage_options"),
-        (socket.gaierror(-2, "Name or service not known"), NoConnectionError, "the host is not known"),
+        (socket.gaierror(-2, "Name or service not known"), NoConnectionError, "the host of the storage is not known"),
         (PermissionError("told-secret"), StorageError, "access is denied"),
         (ValueError("of an option"), ValueError, "of an option"),
         (TypeError("of an option"), ValueError, "storage_options do not fit ftp://: of an option"),
