@@ -69,7 +69,7 @@ def reported_errors(interrupted: str = "") -> Iterator[None]:
         if isinstance(exc, UsageError):
             status = WRONG_USAGE
         elif isinstance(exc, OSError):
-            message = f"error: {exc.filename or 'input or output'}: {exc.strerror or exc}"
+            message = f"error: cannot read or write {exc.filename or 'a file'}: {exc.strerror or exc}"
         elif isinstance(exc, KeyboardInterrupt):
             status, message = INTERRUPTED, ": ".join(filter(None, ("interrupted", str(exc) or interrupted)))
         say("; ".join([message, *getattr(exc, "__notes__", ())]))

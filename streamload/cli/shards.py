@@ -86,7 +86,7 @@ def ls_command(
             command.print_array({"url": url, "key": key, "fields": fields} for url, key, fields in rows)
         elif samples:
             for url, key, fields in rows:
-                sizes = (f"{name} {size:,}" for name, size in fields.items())
+                sizes = (f"{name} {size:,} B" for name, size in fields.items())
                 command.print_line("  ".join((url, key, *sizes)).replace("\n", "\\n"))
         elif as_document:
             command.print_array(
@@ -548,11 +548,8 @@ def _merged(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    least, greatest = result["samples_per_shard"].values()
     shards, samples = counted(result["shards"], "shard"), counted(result["samples"], "sample")
-    size = shown_bytes(result["bytes"])
-    each = f"{least:,} to " * (least < greatest) + counted(greatest, "sample") + " each" * (result["shards"] > 1)
-    command.print_line(f"{shards} with {each}; {samples}, {size}\n")
+    command.print_line(f"{shards}, {samples}, {shown_bytes(result['bytes'])}\n")
     rows: list[tuple[str, ...]] = [("FIELD", "SAMPLES", "BYTES", "MEAN", "MIN", "MAX")]
     for name, field in result["fields"].items():
         sizes = (field["bytes"], field["bytes"] / field["samples"], field["min_bytes"], field["max_bytes"])

@@ -35,8 +35,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import cloudpickle
 
 from streamload.cluster.connection import check_version, connect, own_version
-from streamload.decode.failure import first_line
+from streamload.decode.failure import error_from, failure_of, first_line
 from streamload.decode.job_pickle import users_modules
+from streamload.decode.tasks import Failure
 from streamload.errors import ClusterError, StorageError, StreamloadError, WorkerError, without_secrets
 from streamload.index.dataset import CLASSES_FILE
 from streamload.index.dataset_index import INDEX_FOLDER, is_plain_name, pack_table, read_if_there, unpack_table
@@ -418,9 +419,7 @@ class _Run:
                 self._remove_shards(())
                 self._unmark()
                 return
-        exc.add_note(
-            f"finished shards are kept: run the same again with {_RESUME} to go on, or {_OVERWRITE} to start over"
-        )
+        exc.add_note(f"finished shards are kept: go on with {_RESUME}, or start over with {_OVERWRITE}")
 
     def _read_run_file(self) -> dict[str, set[str]] | None:
         """Return the names of all shards that an unfinished run may have left, by split; None without such a run."""
@@ -497,12 +496,15 @@ def processes(count: int) -> Iterator[Pool]:
 
     def results(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
         with _starting_processes():
-            futures = [executor.submit(call) for call in calls]
+            futures = [executor.submit(_outcome, call) for call in calls]
         for future in as_completed(futures):
             try:
-                yield future.result()
+                outcome = future.result()
             except BrokenProcessPool:
                 raise WorkerError("a worker process died; if memory is short, use fewer workers") from None
+            if isinstance(outcome, Failure):
+                raise error_from(outcome)
+            yield outcome
 
     try:
         yield results
@@ -510,6 +512,14 @@ def processes(count: int) -> Iterator[Pool]:
         life.close()  # ends the workers, even busy ones
         executor.shutdown(wait=True, cancel_futures=True)
         inherited.close()
+
+
+def _outcome(call: Callable[[], Any]) -> Any:
+    """Return a call's result, or its StreamloadError as a Failure, which keeps the cause."""
+    try:
+        return call()
+    except StreamloadError as exc:
+        return failure_of(exc)
 
 
 @contextmanager

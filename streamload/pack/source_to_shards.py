@@ -275,7 +275,7 @@ def _check(files: int, skip_bad: bool, records: Sequence[Record]) -> None:
     if faults and not skip_bad:
         raise ValueError(
             f"{len(faults):,} of {counted(files, 'file')} {'is' if len(faults) == 1 else 'are'} damaged or of another "
-            "kind; repair or remove them and go on with --resume, or leave them out with --skip-bad --resume"
+            "kind; repair or remove them, or leave them out with --skip-bad"
         )
     if not any(record.shards for record in records):
         raise ValueError("no sample is left to pack")

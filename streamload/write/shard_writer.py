@@ -402,7 +402,7 @@ class ConsecutiveShards:
                     "room there, choose another folder with TMPDIR, or make shards smaller with max_bytes",
                     url=url,
                 ) from exc
-            message = f"cannot write shards to {folder.folder!r}: {reason}; make room, or check its permissions"
+            message = f"cannot write shards to {folder.folder!r}: {reason}; make room there, or choose another"
             raise StorageError(message, url=url) from exc
 
 

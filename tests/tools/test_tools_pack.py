@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,14 @@ def test_a_wrong_sample_names_its_input_and_leaves_nothing(
 
 
 def test_a_function_that_fails_in_a_worker_is_the_same_error(tmp_path: Path) -> None:
-    with pytest.raises(StreamloadError, match=r"input 3 \(3\) cannot be packed: ZeroDivisionError"):
-        pack(lambda number: {"__key__": str(number), "cls": 1 // (number - 3)}, range(5), tmp_path / "s", workers=2)
+    shown = []
+    for workers in (1, 2):
+        with pytest.raises(StreamloadError, match=r"input 3 \(3\) cannot be packed: ZeroDivisionError") as caught:
+            pack(lambda each: {"__key__": str(each), "cls": 1 // (each - 3)}, range(5), tmp_path / "s", workers=workers)
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        shown.append("".join(traceback.format_exception(caught.value)))
+    assert all("in <lambda>" in text for text in shown)
+    assert "concurrent" not in shown[1]
 
 
 def test_equal_keys_in_two_shards_are_refused(tmp_path: Path) -> None:

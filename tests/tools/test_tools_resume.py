@@ -26,10 +26,8 @@ def stopped(tmp_path: Path) -> tuple[Path, Path]:
     ended, out, err = pack(source, dest, *OPTIONS)
     assert (ended, out) == (1, "")
     assert err.splitlines()[-1] == (
-        "error: 1 of 12 files is damaged or of another kind; repair or remove them and go on with --resume, or leave "
-        "them out with --skip-bad --resume; "
-        "finished shards are kept: run the same again with --resume (resume=True) to go on, or --overwrite "
-        "(overwrite=True) to start over"
+        "error: 1 of 12 files is damaged or of another kind; repair or remove them, or leave them out with --skip-bad; "
+        "finished shards are kept: go on with --resume (resume=True), or start over with --overwrite (overwrite=True)"
     )
     faulty.write_bytes(status)
     os.utime(faulty, ns=(times.st_atime_ns, times.st_mtime_ns))

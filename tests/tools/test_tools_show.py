@@ -129,7 +129,8 @@ def test_classes_have_their_names_unless_folders_differ(mixed: Path, tmp_path: P
 def test_each_mistake_is_one_message(mixed: Path, tmp_path: Path) -> None:
     sheet = tmp_path / "a.png"
     assert "--output 'a.gif' must end in .png, .jpg or .webp" in refused(mixed, "--output", "a.gif")
-    assert "a.png: No such file or directory" in refused(mixed, "--output", tmp_path / "no" / "a.png")
+    output = tmp_path / "no" / "a.png"
+    assert f"cannot read or write {output}: No such file or directory" in refused(mixed, "--output", output)
     assert "no sample has 'jpeg'; there are" in refused(mixed, "--output", sheet, "--fields", "jpeg")
     assert "no such shard or folder" in refused(tmp_path / "nothing", "--output", sheet)
     assert "label == 7" in refused(mixed, "--output", sheet, "--where", "label == 7")

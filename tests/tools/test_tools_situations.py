@@ -196,7 +196,10 @@ def test_a_full_disk_behind_standard_output(sources: Callable[[str], Path]) -> N
     command = [sys.executable, "-m", "streamload", "ls", str(sources("ls"))]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=100)
-    assert (done.returncode, done.stderr) == (1, "error: standard output: No space left on device\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: cannot read or write standard output: No space left on device\n",
+    )
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"show"}))

@@ -69,7 +69,7 @@ def test_no_process_is_left_and_finished_shards_are_kept(tmp_path: Path, how: si
     assert (process.returncode, out) == (-how, "")
     if how == signal.SIGINT:
         assert err.count("Traceback") == 1, "no worker says anything"
-        assert "run the same again with --resume (resume=True) to go on" in err
+        assert "kept: go on with --resume (resume=True)" in err
         assert not list((tmp_path / "dest").glob(".*.partial"))
     with pytest.raises(StreamloadError, match="not complete"):
         TarDataset(str(tmp_path / "dest"))

@@ -40,7 +40,7 @@ def test_ls_lists_samples(dataset: Path) -> None:
     status, out, _ = run(streamload.app, "ls", "--samples", f"{dataset}/shard-000000.tar")
     assert status == 0
     size = (dataset.parent / "source" / "bee" / "0.jpg").stat().st_size
-    assert out.splitlines()[0] == f"shard-000000.tar  bee/0  jpg {size:,}  cls 1"
+    assert out.splitlines()[0] == f"shard-000000.tar  bee/0  jpg {size:,} B  cls 1 B"
     assert len(out.splitlines()) == 5
 
 
