@@ -1,7 +1,7 @@
-"""Limits of each resource that a loader may use. A share is a divisor: 4 is a quarter.
+"""Limit the resources that a loader uses. A share is a divisor: 4 means a quarter.
 
-Shares of one resource add up, so they are defined together; limits that are not shared, such as those of formats,
-belong to their modules.
+The shares of a resource add up, so they are defined together; other limits, such as those of formats, are in their
+modules.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _MOUNTS = "sys/fs/cgroup"
-# Limits from here on mean "no limit": version 1 writes the largest multiple of a page.
+# This value and larger ones mean "no limit": cgroup version 1 reports the largest multiple of a page.
 _NO_LIMIT = 1 << 60
 
 
 class _MemoryFiles(NamedTuple):
-    """The files of a cgroup version with byte counts, and the reclaimable entries of `memory.stat`."""
+    """The names of a cgroup version's files of byte counts, and of the reclaimable entries in `memory.stat`."""
 
     limits: tuple[str, ...]
     usage: str
@@ -55,10 +55,10 @@ def free_memory_bytes(root: str = "/") -> int | None:
 
 
 def _folders(root: str, controller: str = "") -> Iterator[str]:
-    """Yield the folders of this process's cgroups, and all above them up to the mount.
+    """Yield the folders of this process's cgroups and their parents, up to the mount.
 
-    A controller of version 1 may be mounted under any of its names in `proc`. The empty controller stands for version
-    2, which hybrid systems mount as `unified`.
+    A version 1 controller may be mounted under any name that `proc` lists for it. "" stands for version 2, which hybrid
+    systems mount as `unified`.
     """
     own = [(names, path) for names, path in _own_cgroups(root) if controller in names.split(",")]
     mounts = [controller, *(names for names, _ in own)] if controller else ["", "unified"]
@@ -99,51 +99,51 @@ def _text(folder: str, name: str) -> str:
 
 
 # -- memory: the byte budget and its parts --------------------------------------------------------------------------
-# The share of the initially free memory that is the default budget of all ranks of this machine together.
+# The default budget of all ranks on this machine together, as a share of the initially free memory.
 FREE_MEMORY_SHARE = 4
-# The least default budget of a rank.
+# The minimum default budget of a rank.
 LEAST_BUDGET_BYTES = 64 << 20
 # The part of the budget for request buffers: the measured growth of the feeder with `MOST_REQUESTS` in flight.
 REQUESTS_BYTES = 112 << 20
 
 REQUEST_BYTES = REQUESTS_BYTES // 28
-# The division of a budget too small for `REQUESTS_BYTES`: parts to requests.
+# The ratio of parts to requests in a budget too small for `REQUESTS_BYTES`.
 PARTS_PROPORTION, REQUESTS_PROPORTION = 25, 7
-# Remote shards scanned ahead of the plan.
+# Maximum number of remote shards scanned ahead of the plan.
 SCANNED_SHARDS = 32
-# Maximum parts that scans hold ahead of the one being read, and their share of the budget.
+# Maximum number of parts that scans hold ahead of the one being read, and their share of the budget.
 SCANNED_PARTS, SCANNED_PARTS_SHARE = 64, 4
 # Compressed shards decompressed concurrently, each on one thread.
 DECOMPRESSED_AT_ONCE = 4
 # The share of the budget for tables in memory, with its minimum and maximum; without a budget the maximum.
 TABLES_SHARE, LEAST_TABLES_BYTES, MOST_TABLES_BYTES = 16, 32 << 20, 256 << 20
-# Rows of a remote dataset planned at once: at first, for an early first batch, and later.
+# Rows of a remote dataset planned at once: few at first, for an early first batch, then more.
 FIRST_BLOCK_ROWS, BLOCK_ROWS = 256, 2048
 
 # -- memory beside the budget -----------------------------------------------------------------------------------------
-# Small local shards that stay mapped between epochs: total bytes, and number.
+# Small local shards that stay mapped between epochs: their total bytes and number.
 RESIDENT_BYTES, RESIDENT_SHARDS = 256 << 20, 64
-# Free slots kept regardless of size, and the total bytes up to which more are kept.
+# Number of free slots kept regardless of size, and the total bytes up to which more are kept.
 LEAST_FREE_SLOTS, FREE_SLOTS_BYTES = 8, 128 << 20
-# The maximum of free slots; more than the batches that are ever in flight, so that slots are reused.
+# Maximum number of free slots: more than there are batches in flight, so that slots are reused.
 MOST_FREE_SLOTS = 640
-# Maximum slots of batches that the user keeps; beyond it the pool forgets the oldest.
+# Maximum number of slots whose batches the user keeps; beyond it the pool forgets the oldest.
 MOST_KEPT_SLOTS = 128
 
-# -- descriptors: shares of a process's limit of open ones ------------------------------------------------------------
+# -- descriptors: shares of a process's limit -------------------------------------------------------------------------
 # Feeder: fetched shards, each with a descriptor or two.
 FETCHED_SHARDS_SHARE = 6
 # Feeder: the shards of concurrently scheduled tasks.
 SCHEDULED_SHARDS_SHARE = 8
-# Feeder: the slots of batches in flight, and those that the user keeps.
+# Feeder: the slots of batches in flight, and of batches that the user keeps.
 SLOTS_IN_FLIGHT_SHARE, SLOTS_KEPT_SHARE = 4, 8
-# Worker: the shards that it keeps open.
+# Worker: open shards.
 WORKER_SHARDS_SHARE = 4
-# The caller's process in place of a worker: the program's own descriptors are open there too.
+# The caller's process with 0 workers, which also holds the program's own descriptors: open shards.
 CALLER_SHARDS_SHARE = 6
 
-# -- requests at once -------------------------------------------------------------------------------------------------
-# For parts: at first, and later.
+# -- concurrent requests ----------------------------------------------------------------------------------------------
+# For parts: initially, and at most.
 FIRST_REQUESTS, MOST_REQUESTS = 32, 64
 # For each other kind: sizes, tables, labels, ranges of single samples, files of the cache, copies of whole files.
 SMALL_REQUESTS = 16

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Logged(NamedTuple):
-    """A log record for the trainer's loggers. It may be sent between any two messages, and does not answer any.
+    """A log record to send to the trainer's process. It may arrive between any two messages, and is not a reply.
 
     Attributes:
         fields: the record's attributes that are numbers or text.
@@ -20,14 +20,14 @@ class Logged(NamedTuple):
 
     @classmethod
     def of(cls, record: logging.LogRecord) -> Logged:
-        """Convert a record; its message and traceback are formatted here."""
+        """Convert a record; the sending process formats its message and traceback."""
         fields = {name: value for name, value in vars(record).items() if isinstance(value, int | float | str | None)}
         if record.exc_info and not record.exc_text:
             fields["exc_text"] = logging.Formatter().formatException(record.exc_info)
         return cls({**fields, "msg": record.getMessage(), "args": None, "exc_info": None})
 
     def handle(self) -> None:
-        """Log the record in this process, at any level."""
+        """Log the record in this process, whatever its level."""
         record = logging.makeLogRecord(dict(self.fields))
         logging.getLogger(record.name).handle(record)
 
@@ -39,13 +39,13 @@ class Logged(NamedTuple):
 
 
 def forward_records(send: Callable[[Logged], None]) -> None:
-    """Pass all records of this process to `send` instead of handlers, even if the user's modules add some."""
+    """Pass all records of this process to `send` instead of its handlers, even those that the user's modules add."""
     owner, call_handlers = os.getpid(), logging.Logger.callHandlers
 
     def forward(logger: logging.Logger, record: logging.LogRecord) -> None:
         logged = None
         if os.getpid() == owner:  # a fork has no channel to the trainer
-            with suppress(Exception):  # logging itself reports a record that cannot be formatted
+            with suppress(Exception):  # `logging` reports a record that cannot be formatted
                 logged = Logged.of(record)
         if logged is None:
             call_handlers(logger, record)
@@ -56,7 +56,7 @@ def forward_records(send: Callable[[Logged], None]) -> None:
 
 
 def log_levels() -> tuple[tuple[str, int], ...]:
-    """Return the levels that are set in this process, by logger."""
+    """Return the loggers whose level is set in this process, with their levels."""
     named = logging.root.manager.loggerDict.items()
     levels = [(name, logger.level) for name, logger in named if isinstance(logger, logging.Logger) and logger.level]
     return ("root", logging.root.level), *levels

@@ -39,7 +39,7 @@ DEFAULT_WINDOW = 10_000
 
 MOST_WORKERS, _MOST_FEEDERS = 1024, 1024
 _MOST_BATCH_SIZE = 1 << 40
-_WORKERS_INSTEAD = '(or "auto", which is usual: one for each processor; or RayFeeders(...))'
+_WORKERS_INSTEAD = '(or "auto", the default: one per processor; or RayFeeders(...))'
 
 
 @dataclass(kw_only=True)
@@ -92,7 +92,7 @@ class Options:
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Options:
-        """Create options from a constructor's arguments, ignoring all others."""
+        """Create options from a constructor's arguments, ignoring those that are not options."""
         names = {field.name for field in fields(cls) if field.init}
         return cls(**{name: value for name, value in arguments.items() if name in names})
 
@@ -133,8 +133,8 @@ class Options:
             return replace(self, num_workers=0)
         raise ValueError(
             f"num_workers={self.num_workers}, but only this process can read {only_here!r}: the shard lies in its "
-            "memory, or the filesystem's class is in the script itself; use num_workers=0, put the class into a "
-            "module, or put the shards on a disk or into a bucket"
+            "memory, or the filesystem's class is defined in the script itself; use num_workers=0, move the class to a "
+            "module, or put the shards on a disk or in a bucket"
         )
 
     @cached_property
@@ -146,7 +146,7 @@ class Options:
 
     @cached_property
     def budget_bytes(self) -> int:
-        """Return the memory budget. "auto" is resolved once, since less memory may be free later."""
+        """Return the memory budget. "auto" is resolved only once, since less memory may be free later."""
         if self.memory_budget == "auto":
             return default_budget(local_ranks())
         return parse_bytes("memory_budget", self.memory_budget)
@@ -156,7 +156,7 @@ class Options:
         folder, cache_bytes = self.cache_folder, 0
         if folder is not None and self.cache_size is not None:
             cache_bytes = parse_bytes("cache_size", self.cache_size)
-        elif folder is not None:  # cached bytes count as free, or each run would evict them
+        elif folder is not None:  # cached bytes count as free, otherwise each run would evict some
             free_bytes = shutil.disk_usage(folder).free
             cache_bytes = (free_bytes + bytes_in_cache(folder)) * 9 // 10
         return Fetching(self.storages, self.budget_bytes, folder, cache_bytes)
@@ -179,7 +179,7 @@ class Options:
         """Pickle the job for the workers.
 
         Raises:
-            TypeError: a function holds something that does not pickle; the message names the argument.
+            TypeError: a function refers to an object that does not pickle; the message names the argument.
         """
         with Attempt() as attempt:
             return pickle_job(self.job(own_transforms))
@@ -229,7 +229,7 @@ class Options:
                 raise ValueError(f"{problem} {describe_existing(entry, existing)}")
 
     def _check_numbers(self) -> None:
-        single = "(for single samples there is streamload.TarDataset)"
+        single = "(for single samples use streamload.TarDataset)"
         check_int("batch_size", self.batch_size, 1, single, most=_MOST_BATCH_SIZE)
         check_int("prefetch_batches", self.prefetch_batches, 1)
         check_int("seed", self.seed, 0)
@@ -288,20 +288,20 @@ class Options:
             raise ValueError(advice)
         for name in names:
             if name.startswith("__") and name not in SAMPLE_NAMES:
-                raise ValueError(f"fields={wanted!r}: besides fields there are {' and '.join(SAMPLE_NAMES)} only")
+                raise ValueError(f"fields={wanted!r}: {name!r} is not a field; use {' or '.join(SAMPLE_NAMES)}")
         optional = {entry for entry, is_optional in entries if is_optional}
         twice = optional.intersection(entry for entry, is_optional in entries if not is_optional)
         wrong = next((entry for entry, _ in entries if "?" in entry or entry in twice), None)
         if wrong is not None:
             raise ValueError(
-                f"fields={wanted!r}: {wrong!r} is not valid; one question mark makes a field optional: "
-                '("jpg", "txt?"), and follows all of its alternatives: "jpg;png?"'
+                f"fields={wanted!r}: {wrong!r} is not valid; a question mark makes a field optional, as in "
+                '("jpg", "txt?"), and follows the last alternative: "jpg;png?"'
             )
         if not optional.isdisjoint(SAMPLE_NAMES):
             raise ValueError(f"fields={wanted!r}: every sample has {' and '.join(SAMPLE_NAMES)}; leave out the ?")
         for name in (name for key in self.transform_keys for name in alternatives(key)):
             if name in SAMPLE_NAMES:
-                raise ValueError(f"transform has a function for {name!r}; use one on whole samples for that")
+                raise ValueError(f"transform has a function for {name!r}, which needs a function of whole samples")
             if name not in names:
                 raise ValueError(
                     f"transform has a function for {name!r}, which is not in fields={wanted!r}"
@@ -316,7 +316,7 @@ class Options:
             parse_bytes("cache_size", self.cache_size)
             if self.cache_dir is None:
                 raise ValueError(
-                    f"cache_size={self.cache_size!r} has no meaning without cache_dir, which names the folder"
+                    f"cache_size={self.cache_size!r} has no effect without cache_dir, the folder of the cache"
                 )
         if self.cache_dir is None:
             return
@@ -331,7 +331,7 @@ def _check_cache_folder(folder: str) -> None:
     """Create the cache's folder if it is missing, and raise ValueError unless it can be used."""
     if (foreign := why_not_private(shards_folder(folder))) is not None:
         raise ValueError(
-            f"cache_dir={folder!r} cannot be used: {foreign}, so others may have written files there; name a "
+            f"cache_dir={folder!r} cannot be used: {foreign}, so other users may have written files there; name a "
             "folder of your own"
         )
     try:
@@ -339,16 +339,16 @@ def _check_cache_folder(folder: str) -> None:
         os.scandir(folder).close()
     except OSError as error:
         raise ValueError(
-            f"cache_dir={folder!r} cannot be used: {error.strerror} ({error.filename!r}); name a folder that can be "
-            "written"
+            f"cache_dir={folder!r} cannot be used: {error.strerror} ({error.filename!r}); name a folder that you can "
+            "write to"
         ) from None
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size: the arguments, or those of torch.distributed, or RANK and WORLD_SIZE, or 0 and 1.
+    """Return rank and world size: the arguments, or else from torch.distributed, RANK and WORLD_SIZE, or 0 and 1.
 
     Raises:
-        TypeError, ValueError: only one of them is given, or they are inconsistent.
+        TypeError, ValueError: only one argument is given, or they are inconsistent.
     """
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank={rank!r} and world_size={world_size!r} go together; give both or neither")
@@ -372,7 +372,7 @@ class RayFeeders:
         memory: the memory that each feeder claims, as a number of bytes or "8GB"; None claims none.
         address: `HOST:PORT` of the cluster's head; "auto" uses RAY_ADDRESS, or else the cluster that Ray finds here.
         runtime_env: the actors' runtime environment, as for `ray.init`.
-        start_timeout: seconds within which all feeders must be placed and answer; else a ClusterError is raised.
+        start_timeout: seconds within which all feeders must start and answer; otherwise ClusterError is raised.
 
     Raises:
         ImportError: Ray is not installed.

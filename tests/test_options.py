@@ -57,7 +57,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     *[(name, 0, ValueError, "at least 1") for name in ("batch_size", "prefetch_batches", "lanes")],
     ("lanes", 10**8, ValueError, "at most 1,048,576 or None"),
     ("shuffle", 10**30, ValueError, "at most"),
-    ("num_workers", 100_000, ValueError, 'at most 1,024 (or "auto", which is usual'),
+    ("num_workers", 100_000, ValueError, 'at most 1,024 (or "auto", the default'),
     ("shuffle", 0, ValueError, "at least 1 (the window, in samples), or True or False"),
     *[("shuffle", value, TypeError, "or True or False") for value in (1.5, "yes")],
     *[(name, -1, ValueError, "at least 0") for name in ("num_workers", "seed")],
@@ -67,7 +67,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
         for value in (1.5, "four", True, [1])
     ],
     *[(name, None, TypeError, "must be an integer") for name in ("prefetch_batches", "seed")],
-    ("batch_size", None, TypeError, "single samples there is streamload.TarDataset"),
+    ("batch_size", None, TypeError, "single samples use streamload.TarDataset"),
     *[
         (name, value, TypeError, "must be True or False")
         for name in ("drop_last", "pad", "verify")

@@ -71,7 +71,7 @@ class AsyncChannel:
             except BlockingIOError:
                 self._loop.add_writer(self._socket, self._write)
                 return
-            except OSError:  # the rest of the stream could not be read without this message
+            except OSError:  # the receiver could not parse the stream without this message
                 self._lose()
                 return
             _close_all(descriptors)
@@ -94,7 +94,7 @@ class AsyncChannel:
 
     def _lose(self) -> None:
         self.close()
-        # Later, since the caller may be sending a task on this channel.
+        # Not at once, since the caller may be inside `send`.
         self._loop.call_soon(self._on_lost)
 
 

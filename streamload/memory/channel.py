@@ -1,7 +1,7 @@
 """Send messages with descriptors over a Unix socket between streamload's own processes.
 
-A message is a pickle after a header with its length and its number of descriptors. Pickles are safe here: this library
-started both processes, and nothing from the data travels unparsed.
+A message is a header, with the length and the number of descriptors, and a pickle. Pickles are safe here: streamload
+started both processes, and sends no pickles that come from the data.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Frames:
                 self._descriptors.extend(numbers)
 
     def take(self) -> Message | None:
-        """Return the next complete message with its descriptors, if any.
+        """Return the next message with its descriptors; None until it has arrived completely.
 
         Raises:
-            WorkerError: loading the message would exit the process.
+            WorkerError: loading the message calls `sys.exit`.
             OSError: the process has too many open files for the descriptors.
         """
         if len(self._bytes) < _HEADER.size:
@@ -74,24 +74,24 @@ class Frames:
         return message, [self._descriptors.popleft() for _ in range(count)]
 
     def close(self) -> None:
-        """Close the descriptors of messages that were not taken."""
+        """Close the descriptors of remaining messages."""
         while self._descriptors:
             os.close(self._descriptors.popleft())
 
 
 def refused_exit(error: SystemExit) -> WorkerError:
-    """Return the error for a message whose content exits when it is loaded."""
+    """Return the error for a message that calls `sys.exit` when it is loaded."""
     frames = traceback.extract_tb(error.__traceback__)
     at = next((each for each in reversed(frames) if each.name == "<module>"), frames[-1])
     return WorkerError(
-        f"{at.filename} exits in line {at.lineno} (SystemExit: {error}) in another process, which loads the loader's "
-        "arguments, such as a transform or filesystem=: exit, and parse arguments, only in functions that are "
-        'called later, or under `if __name__ == "__main__":`'
+        f"{at.filename} exits in line {at.lineno} (SystemExit: {error}) when another process imports it to load the "
+        "loader's arguments, such as a transform or filesystem=; exit, and parse a command line, only in functions "
+        'that are called later, or under `if __name__ == "__main__":`'
     )
 
 
 def frame(message: Any, descriptors: Sequence[int]) -> bytes:
-    """Encode a message."""
+    """Encode a message with its header."""
     if len(descriptors) > MAX_DESCRIPTORS:
         raise ValueError(f"{len(descriptors)} descriptors with one message; the limit is {MAX_DESCRIPTORS}")
     payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
@@ -102,7 +102,7 @@ def read_from(sock: socket.socket, *, wait: bool = True) -> tuple[bytes, list[tu
     """Read data and ancillary data; both are empty at the end of the stream.
 
     Raises:
-        BlockingIOError: nothing has arrived, without `wait`.
+        BlockingIOError: nothing has arrived, and `wait` is False.
     """
     flags = _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | socket.MSG_DONTWAIT
     try:
@@ -140,7 +140,7 @@ class Channel:
         """
         deadline_s = None if timeout_s is None else monotonic() + timeout_s
         while (message := self._frames.take()) is None:
-            if deadline_s is not None:  # for the whole message, however slowly its bytes arrive
+            if deadline_s is not None:  # of the whole message, however slowly its bytes arrive
                 self._socket.settimeout(max(_LEAST_TIMEOUT_S, deadline_s - monotonic()))
             try:
                 self._read(wait=True)
@@ -169,7 +169,7 @@ class Channel:
         return self._socket.fileno()
 
     def close(self, *, ends: bool = False) -> None:
-        """Close the socket; `ends` ends the stream even if a fork keeps it open. Idempotent."""
+        """Close the socket; `ends` also ends the stream if a fork keeps the socket open. Idempotent."""
         if ends:
             with contextlib.suppress(OSError):  # the other end is gone
                 self._socket.shutdown(socket.SHUT_WR)

@@ -1,6 +1,6 @@
 """Map shared memory until its last view is gone, and read ranges of files.
 
-Uses the C library's `mmap`, since Python's keeps a descriptor open as long as the mapping.
+Mapping uses the C library's `mmap`, since Python's keeps a descriptor open as long as the mapping.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 """Raw memory; every view keeps the mapping alive."""
 
-# Maximum unneeded bytes to read between two ranges: they take a microsecond or two, as long as another call.
+# Maximum gap to read between two ranges: it takes a microsecond or two, as long as another call.
 _GAP_BYTES = 16 << 10
 
-# Unused bytes before the first range, since numbers are read together with bytes before them.
+# Unused bytes before the first range, since decoding numbers also reads the bytes before them.
 _LEAD_BYTES = 64
 
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -32,7 +32,7 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 def map_memory(descriptor: int, size_bytes: int, *, writable: bool) -> Bytes:
-    """Map the first bytes of a descriptor as shared memory, uint8[size_bytes].
+    """Map the first `size_bytes` bytes of a descriptor's file as shared memory, uint8[size_bytes].
 
     The descriptor may be closed afterwards.
 
@@ -56,9 +56,9 @@ def map_memory(descriptor: int, size_bytes: int, *, writable: bool) -> Bytes:
 
 
 def read_fully(descriptor: int, target: memoryview, start: int) -> int:
-    """Fill `target` from a file; return the number of bytes, fewer at the file's end."""
+    """Fill `target` from a file; return the number of bytes read, which is lower at the file's end."""
     done = 0
-    while done < len(target):  # the kernel gives at most 2 GiB at once
+    while done < len(target):  # the kernel returns at most 2 GiB per call
         count = os.preadv(descriptor, [target[done:]], start + done)
         if count == 0:
             break
@@ -69,7 +69,7 @@ def read_fully(descriptor: int, target: memoryview, start: int) -> int:
 def gather(
     descriptor: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> tuple[Bytes, NDArray[np.int64]] | None:
-    """Read n >= 1 ranges of a file; neighbouring ranges are read together.
+    """Read n >= 1 ranges of a file, neighbouring ranges by one call.
 
     Args:
         descriptor: the file's descriptor.

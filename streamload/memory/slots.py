@@ -45,12 +45,12 @@ class MappedSlots:
         self._memory: dict[int, Bytes] = {}
 
     def add(self, slot: int, descriptor: int) -> None:
-        """Add a slot, and own its descriptor."""
+        """Add a slot and take ownership of its descriptor."""
         self.drop(slot)
         self._descriptors[slot] = descriptor
 
     def at_least(self, slot: int, size_bytes: int) -> Bytes:
-        """Return a slot's memory, enlarged if need be."""
+        """Return a slot's memory, enlarged to at least `size_bytes`."""
         memory = self._memory.get(slot)
         if memory is None or len(memory) < size_bytes:
             descriptor = self._descriptors[slot]
@@ -88,7 +88,7 @@ class SlotPool:
 
     Attributes:
         descriptors: the descriptors by slot; owned by the pool.
-        most_in_flight: the limit of slots whose batches the loop has not taken.
+        most_in_flight: the maximum number of slots whose batches the loop has not taken.
     """
 
     def __init__(self, descriptors: int = 0) -> None:
@@ -97,7 +97,7 @@ class SlotPool:
         self._most_free = min(MOST_FREE_SLOTS, self.most_in_flight)
         self._most_kept = min(MOST_KEPT_SLOTS, limit // SLOTS_KEPT_SHARE)
         self.descriptors: dict[int, int] = {}
-        self._sizes: dict[int, int] = {}  # the bytes that the trainer has mapped, by slot; -1 for none
+        self._sizes: dict[int, int] = {}  # the number of bytes that the trainer has mapped, by slot; -1 if unmapped
         self._free: deque[int] = deque()
         self._announced: deque[int] = deque()
         self._kept: OrderedDict[int, None] = OrderedDict()
@@ -107,7 +107,7 @@ class SlotPool:
     def take(self) -> int:
         """Return a free slot, or a new one, which its worker enlarges."""
         if self._free:
-            return self._free.popleft()  # the oldest, in case a CUDA stream of the user's still copies from it
+            return self._free.popleft()  # the oldest, in case one of the user's CUDA streams still copies from it
         slot = next(self._numbers)
         self.descriptors[slot] = new_memory(_PAGE_BYTES)
         self._sizes[slot] = -1
@@ -118,11 +118,11 @@ class SlotPool:
         self._announced.append(slot)
         if size_bytes <= self._sizes[slot]:
             return False
-        self._sizes[slot] = round_up(size_bytes)  # or more, since it maps the whole file
+        self._sizes[slot] = round_up(size_bytes)  # at least, since the trainer maps the whole file
         return True
 
     def note_taken(self, batches: int) -> None:
-        """Record that the trainer has taken announced batches."""
+        """Record that the trainer has taken a number of announced batches."""
         for _ in range(batches):
             slot = self._announced.popleft()
             self._kept[slot] = None
@@ -130,14 +130,14 @@ class SlotPool:
                 self.discard(next(iter(self._kept)))
 
     def note_released(self, slots: Sequence[int]) -> None:
-        """Record that the trainer has no view of slots left."""
+        """Record that the trainer has no views of these slots left."""
         for slot in slots:
-            if slot in self._kept:  # else it was discarded, and belongs to the trainer alone
+            if slot in self._kept:  # a discarded slot belongs to the trainer alone
                 del self._kept[slot]
                 self.put_back(slot)
 
     def put_back(self, slot: int) -> None:
-        """Free a slot."""
+        """Free a slot for reuse, or discard it if enough are free."""
         count = len(self._free)
         in_flight = len(self.descriptors) - count - len(self._kept)  # as many slots will be needed again
         is_cheap = count < in_flight or count * self._sizes[slot] < FREE_SLOTS_BYTES
@@ -196,13 +196,13 @@ class SlotReader:
 
     def lease(self, slot: int) -> Bytes:
         """Return a slot's memory for one batch; the slot is free when all views of it are gone."""
-        # From a memoryview: NumPy would make views of an array refer to the mapped array, and the lease would end.
+        # Through a memoryview: otherwise NumPy makes the user's views refer to the mapped array, and the lease ends.
         lease = np.frombuffer(self._memory[slot].data, np.uint8)
         self._leases[slot] = weakref.ref(lease, partial(_end_lease, slot, self._leases, self._ended))
         return lease
 
     def take_released(self) -> tuple[int, ...]:
-        """Return the slots that became free, oldest first: views are gone, and later all queued copies were done."""
+        """Return the slots that became free, oldest first: their views are gone, and copies queued until then done."""
         with self._collecting:
             ended = [self._ended.popleft() for _ in range(len(self._ended))]
             if self._fence is None:

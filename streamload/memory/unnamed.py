@@ -1,4 +1,4 @@
-"""Allocate unnamed memory, raise the limit of descriptors, and tune the heap. Does not import NumPy."""
+"""Allocate unnamed memory, raise the limit on open descriptors, and tune the heap. Does not import NumPy."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def write_fully(descriptor: int, data: Buffer, offset: int) -> None:
 
 
 def descriptor_limit() -> int:
-    """Return the limit of open descriptors, at most 1,048,576."""
+    """Return the limit on open descriptors, at most 1,048,576."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _NO_LIMIT if soft == resource.RLIM_INFINITY else min(soft, _NO_LIMIT)
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of descriptors to the hard one."""
+    """Raise the soft limit on open descriptors to the hard one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for limit in (hard, _MACOS_LIMIT):  # macOS reports a hard limit that it does not accept
         with suppress(ValueError, OSError):
@@ -61,7 +61,7 @@ def raise_descriptor_limit() -> None:
 
 
 def with_limit_named(error: BaseException) -> BaseException:
-    """Return the error, or for too many open files a WorkerError that names the limit."""
+    """Return the error; in place of EMFILE, a WorkerError that names the limit."""
     if not isinstance(error, OSError) or error.errno != errno.EMFILE:
         return error
     named = WorkerError(
@@ -73,7 +73,7 @@ def with_limit_named(error: BaseException) -> BaseException:
 
 
 def keep_freed_memory(kept_bytes: int) -> None:
-    """Make glibc's heap keep freed memory; other C libraries are left alone.
+    """Make glibc's heap keep freed memory; other C libraries stay as they are.
 
     By default glibc unmaps freed buffers of some hundred kilobytes, so that new ones cause page faults again.
 

@@ -1,11 +1,10 @@
-"""Interleave several datasets: exact shares in every block, computed at any position.
+"""Interleave several datasets with exact shares in every block, computed at any position.
 
 **Shares of a block.** In a block of B samples, dataset d gets the integer part of `B * share[d]`, and some datasets get
 an extra sample. Lay the fractional parts end to end; their total length is a whole number F. The points `t, t + 1, ...,
 t + F - 1`, t in [0, 1), lie in F different parts, whose datasets get the extra sample (systematic sampling). From block
 to block t advances by a fixed step that visits all multiples of 1/P in P blocks. Fractional parts are rounded to
-multiples of 1/P. So in P blocks every dataset gets exactly its share, and within them it is never more than a few
-samples off.
+multiples of 1/P. So every dataset gets exactly its share in P blocks, and is at most a few samples off in between.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class BlockShares:
         epoch_size: samples per epoch; the last block may be shorter.
 
     Attributes:
-        sizes: int64[D], the samples of each dataset in every epoch.
+        sizes: int64[D], the number of samples of each dataset in every epoch.
     """
 
     def __init__(self, shares: tuple[float, ...], block: int, epoch_size: int) -> None:
@@ -49,7 +48,7 @@ class BlockShares:
         self.sizes: IntArray = self.before(np.array([full]))[0] + self._last
 
     def before(self, blocks: IntArray) -> IntArray:
-        """Count each dataset's samples before some blocks, int64[len(blocks), D]; a block may be one past the last."""
+        """Count each dataset's samples before given blocks, int64[len(blocks), D]; one past the last is allowed."""
         inside = np.minimum(blocks, self._full)
         periods, rest = np.divmod(inside, self._period)
         counts: IntArray = inside[:, np.newaxis] * self._whole + periods[:, np.newaxis] * self._extra[-1]
@@ -58,7 +57,7 @@ class BlockShares:
         return counts
 
     def turns(self, draws: CounterDraws, start: int, end: int) -> tuple[IntArray, IntArray]:
-        """Return the datasets at positions `start` to `end`, and the numbers of their outputs; int64 each."""
+        """Return the dataset at each position of `start:end`, and the number of its output there; int64 each."""
         first, last = start // self._block, (end - 1) // self._block
         before = self.before(np.arange(first, last + 2))
         datasets, numbers = [], []
@@ -83,8 +82,8 @@ def _divided(shares: tuple[float, ...], size: int) -> tuple[IntArray, int, IntAr
     """Divide a number of samples by shares.
 
     Returns:
-        The integer parts, and the fractions as a period and multiples of 1/period: the shortest period that is exact,
-        or else the longest.
+        The integer parts; the period, the shortest exact one or else the longest; the fractions as multiples of
+        1/period.
     """
     exact = np.array(shares) * size
     whole: IntArray = np.floor(exact + 1e-9).astype(np.int64)
@@ -100,9 +99,9 @@ def _divided(shares: tuple[float, ...], size: int) -> tuple[IntArray, int, IntAr
 
 
 def _step(period: int) -> int:
-    """Return a step that is coprime to the period and visits all its regions early.
+    """Return a step that is coprime to the period and soon visits all of its regions.
 
-    It is close to the period's golden section, and their quotient has small continued-fraction terms.
+    The step is close to the period's golden section, and step / period has small continued-fraction terms.
     """
     golden = round(period * _GOLDEN)
     candidates = [step for step in range(max(1, golden - 40), golden + 41) if gcd(step, period) == 1]
@@ -119,7 +118,7 @@ def _continued_fraction(numerator: int, denominator: int) -> list[int]:
 
 
 def _chosen(parts: IntArray, period: int, shifts: IntArray) -> IntArray:
-    """Return each dataset's extra samples, 0 or 1, for each shift, int64[len(shifts), D]."""
+    """Return the number of extra samples of each dataset, 0 or 1, for each shift, int64[len(shifts), D]."""
     ends = np.cumsum(parts)
     points = (ends + shifts[:, np.newaxis]) // period
     before = np.concatenate((shifts[:, np.newaxis] // period, points[:, :-1]), axis=1)

@@ -38,12 +38,12 @@ class CounterDraws:
         }
 
     def set_counter(self, low: int, second: int, third: int = 0, fourth: int = 0) -> None:
-        """Set the counter; the next draw is its first."""
+        """Set the counter; the next draw starts there."""
         self._counter[:] = low, second, third, fourth
         self.bits.state = self._state
 
     def words(self, shard: int, first: int, count: int, pass_number: int = 0) -> NDArray[np.uint64]:
-        """Return the words of `count` samples of a shard from sample `first` on, in one pass, uint64[count]."""
+        """Return one random word for each of `count` samples of a shard, from sample `first` on, uint64[count]."""
         block, offset = divmod(first, _WORDS_PER_COUNTER)
         self.set_counter(block, shard, pass_number)
         return self.bits.random_raw(offset + count)[offset:]
@@ -62,10 +62,10 @@ def permutation(seed: int, epoch: int, n: int, purpose: str = "shards") -> NDArr
 
 
 class SampleRandomness:
-    """Generators and seeds for each sample's transform in one epoch, independent of workers, ranks and order.
+    """Seed each sample's transform in one epoch, independent of workers, ranks and order.
 
-    A sample is identified by its shard's number in the listing, its number in the shard, and the number of its earlier
-    occurrences in the epoch. A call takes a few microseconds.
+    A sample is identified by its shard's number in the listing, its number in the shard, and how often it occurred
+    earlier in the epoch. A call takes a few microseconds.
     """
 
     def __init__(self, seed: int, epoch: int) -> None:

@@ -1,6 +1,6 @@
 """Build the sequence of an epoch's samples: every shard once, runs of shards, or a sampler's list.
 
-A run is a piece of a shard, or a shard whose samples are each repeated as often as they are drawn.
+A run is a piece of a shard, or a shard with each sample repeated as often as it is drawn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streamload.order.shard_counts import ENDLESS, UNKNOWN, ShardCounts, distinc
 
 IntArray = NDArray[np.int64]
 
-# Samples per precomputed sum of draws.
+# Samples per precomputed sum of repeats.
 _BLOCK = 32
 
 # Samples per call of `np.add.reduceat`.
@@ -42,7 +42,7 @@ class Runs:
         shards: the shard of each run.
         firsts: the first sample within the shard.
         lengths: the number of samples, above 0.
-        passes: the number of the pass, counted from the epoch's first one.
+        passes: the number of the pass, counted from the epoch's first.
     """
 
     shards: IntArray
@@ -52,10 +52,10 @@ class Runs:
 
 
 def whole_passes(counts: IntArray, start: int, size: int, order_of: Callable[[int], IntArray]) -> Runs:
-    """Return the runs of a range of an endless sequence of passes.
+    """Return the runs for a range of positions in an endless sequence of passes.
 
     Args:
-        counts: int64[n_shards], the samples of each shard.
+        counts: int64[n_shards], the number of samples of each shard.
         start: the first position.
         size: the number of positions.
         order_of: returns the order of the shards in a pass.
@@ -79,11 +79,11 @@ def whole_passes(counts: IntArray, start: int, size: int, order_of: Callable[[in
 class RepeatCounts:
     """Map draws to samples, for concatenated shards with each sample repeated as often as it is drawn.
 
-    Takes a quarter of a byte per sample besides `repeats`, since there may be 10^9 samples.
+    Besides `repeats`, this needs only a quarter of a byte per sample, since there may be 10^9 samples.
 
     Args:
         repeats: integers or booleans, [N]: how often each sample is drawn, in the order of the listing.
-        counts: int64[n_shards], the samples of each shard.
+        counts: int64[n_shards], the number of samples of each shard.
 
     Attributes:
         lengths: int64[n_shards], the number of draws of each shard.
@@ -101,7 +101,7 @@ class RepeatCounts:
         self.lengths: IntArray = self._places_before(ends) - self._first_place
 
     def find(self, shards: IntArray, numbers: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the sample of each draw, by its number in the shard, and the sample's earlier draws."""
+        """Return each draw's sample, as its number in the shard, and how often that sample was drawn before."""
         places = self._first_place[shards] + numbers
         samples, before = np.empty_like(places), np.empty_like(places)
         for start in range(0, len(places), _ROWS_AT_ONCE):
@@ -110,7 +110,7 @@ class RepeatCounts:
         return samples - self._first_sample[shards], places - before
 
     def _sample_at(self, places: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the sample of each draw, by its number among all shards, and the number of draws before the sample."""
+        """Return each draw's sample, as its number among all shards, and the number of draws before that sample."""
         block = self._block_edges[1:].searchsorted(places, side="right")
         within = places - self._block_edges[block]
         summed = np.cumsum(self._repeats_in(block), axis=1, dtype=np.int64)
@@ -130,7 +130,7 @@ class RepeatCounts:
         return places
 
     def _repeats_in(self, block: IntArray) -> NDArray[Any]:
-        """Return the draws of each sample of some blocks, [k, _BLOCK]; undefined after the last sample."""
+        """Return how often each sample of k blocks is drawn, [k, _BLOCK]; undefined after the last sample."""
         if not len(self._repeats):
             return np.zeros((len(block), _BLOCK), np.uint8)
         samples = block[:, np.newaxis] * _BLOCK + np.arange(_BLOCK)
@@ -151,10 +151,10 @@ class SampleSequence:
     Attributes:
         order: int64[n], the shard of each run.
         known_runs: the number of runs, from the first on, whose length is final.
-        edges: int64[known_runs + 1], run i lies at the positions `edges[i]:edges[i + 1]`.
+        edges: int64[known_runs + 1]; run i lies at positions `edges[i]:edges[i + 1]`.
         known_end: the number of known samples, including those of an unfinished last shard.
-        complete: all runs are known, so `known_end` is the number of samples of the epoch.
-        has_repeats: some shard occurs more than once.
+        complete: all runs are known, so `known_end` is the number of samples in the epoch.
+        has_repeats: a shard occurs more than once.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class SampleSequence:
         return places
 
     def locate(self, positions: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the shards, the samples in them, and a count that tells a sample's repeats apart, int64 each."""
+        """Return shards, samples in them, and a count that tells repeats of a sample apart, int64 each."""
         run = np.searchsorted(self.edges, positions, side="right") - 1
         shards, samples, before = self.order[run], positions - self.edges[run] + self._firsts[run], self._passes[run]
         if self._repeats is not None:
@@ -237,10 +237,10 @@ class SampleSequence:
 
 
 class SampledSequence(SampleSequence):
-    """A sampler's samples, in its order; the shards are ordered by their last use, as if they were runs.
+    """The samples of a sampler, in its order. Each shard counts as a run, which ends at the shard's last use.
 
     Args:
-        counts: int64[n_shards], the samples of each shard.
+        counts: int64[n_shards], the number of samples of each shard.
         numbers: int64[M], the samples, numbered across all shards in the order of the listing.
         key: not used, since nothing is shuffled.
     """
@@ -257,11 +257,11 @@ class SampledSequence(SampleSequence):
         super().__init__(Runs(used[by_end], nothing, np.diff(ends[by_end], prepend=0), nothing), key)
 
     def places_of(self, _shard: int, /) -> list[tuple[int, int]]:
-        """Return no places: a shard's samples may occur anywhere, so ranges would retain whole shards."""
+        """Return []: a shard's samples may occur anywhere, so ranges would retain whole shards."""
         return []
 
     def locate(self, positions: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the shards, the samples in them, and their earlier occurrences, int64 each."""
+        """Return shards, samples in them, and how often each sample occurred before, int64 each."""
         if self._before is None:
             self._before = _counted_before(self._numbers)
         numbers = self._numbers[positions]
@@ -279,9 +279,9 @@ def _counted_before(numbers: IntArray) -> IntArray:
 
 
 def shards_in_order(options: OrderOptions, n_shards: int, number: int, purpose: str = "shards") -> IntArray:
-    """Return the shards in the order of one pass over a dataset, int64[n_shards].
+    """Return the shards in the order of pass `number` over a dataset, int64[n_shards].
 
-    Without sampling the pass is the epoch with this number.
+    Without sampling, a pass is an epoch.
     """
     if options.shuffle:
         return permutation(options.seed, number, n_shards, purpose)
@@ -322,7 +322,7 @@ def sequence_of_epoch(
 def dataset_sequences(
     options: OrderOptions, mixed: Mixed, counts: ShardCounts, epoch: int
 ) -> tuple[BlockShares, list[SampleSequence]]:
-    """Build each dataset's sequence in an epoch of a mixture; all counts must be known."""
+    """Build a mixture's shares and each dataset's sequence in an epoch; all counts must be known."""
     shares = BlockShares(mixed.shares, mixed.block, mixed.epoch_size or int(counts.values.sum()))
     return shares, [
         _stretched(

@@ -1,8 +1,8 @@
 """Assign rows to processes: a rank's slice of each batch, and a share of its batches.
 
-The order takes one sample of each lane in turn. In the *full rounds*, while all lanes last, position g is number `g //
-L` of lane `g % L`; the remaining positions, fewer than L, are the last samples of the lanes that are longer by one. A
-global batch is sorted lane-major (by lane, then by number) and cut into one slice for each rank.
+The order takes one sample of each of L lanes in turn. In the *full rounds*, while all lanes last, position g is number
+`g // L` of lane `g % L`; the remaining positions, fewer than L, are the last samples of the lanes that are longer by
+one. A global batch is sorted lane-major (by lane, then by number) and cut into one slice for each rank.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ def lanes_and_numbers(positions: IntArray, n_samples: int, n_lanes: int) -> tupl
 def slices_of_full_batches(
     starts: IntArray, n_lanes: int, slice_of_batch: range, global_batch: int
 ) -> tuple[IntArray, IntArray]:
-    """Return the same slice of several full batches within the full rounds, without building the rest of them.
+    """Return the same slice of several full batches within the full rounds, without building whole batches.
 
-    A batch of B positions from s on holds `B // L` numbers of each lane, and one more of the `B % L` lanes from `s % L`
-    on, cyclically. So the lanes fall into three runs of equal counts, and one division gives a row's lane and number.
+    A batch of B positions from s on holds `B // L` numbers of each lane, and one more of each of the `B % L` lanes from
+    `s % L` on, cyclically. So lanes fall into three runs of equal counts, and one division gives a row's lane and
+    number.
 
     Args:
         starts: int64[m], the position at which each global batch starts.
         n_lanes: the number of lanes, L.
-        slice_of_batch: the rows to cut from each batch.
+        slice_of_batch: the rows to return of each batch.
         global_batch: rows per global batch, B.
 
     Returns:
@@ -85,9 +86,9 @@ class Share:
     n_shares: int = 1
 
     def batches(self, full: int, last_rows: int, before: int) -> tuple[int, int]:
-        """Return the share's full batches among the rank's next `full`, and its rows in the short last one.
+        """Return the number of the share's batches among the rank's next `full`, and of its rows in a short last one.
 
-        `before` batches of other shares come before its next one.
+        `before` batches of other shares precede the next batch of this share.
         """
         has_last = full >= before and (full - before) % self.n_shares == 0
         return max(0, -(-(full - before) // self.n_shares)), last_rows if has_last else 0
@@ -98,9 +99,9 @@ WHOLE = Share()
 
 
 def slice_of_rank(n_samples: int, rank: int, world_size: int, *, pad: bool) -> range:
-    """Return a rank's rows of a global batch; slices differ by at most one row, and the first ranks get the longer.
+    """Return a rank's rows of a global batch; the first ranks may get one row more than the others.
 
-    With `pad`, filling rows follow the batch's `n_samples`, up to a multiple of the world size.
+    With `pad`, filler rows extend the batch's `n_samples` to a multiple of the world size.
     """
     share, extra = divmod(n_samples + (-n_samples % world_size if pad else 0), world_size)
     start = rank * share + min(rank, extra)
@@ -113,7 +114,7 @@ class EpochStart:
 
     Attributes:
         numbers: int64[M], the epoch's samples, if there is a sampler.
-        number: the pass's number within the loader's life, since an epoch may be started several times.
+        number: the pass's number among all of the loader's, since an epoch may be started several times.
         share: the rank's batches to read.
     """
 
