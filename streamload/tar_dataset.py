@@ -46,7 +46,7 @@ from streamload.trainer.feeder_link import (
     SkippedMembers,
     listing_places,
     named_places,
-    warn_of_unused_decoders,
+    refuse_unused_decoders,
 )
 
 # Maximum open local shards; by default a process may have 1,024 open files.
@@ -273,7 +273,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
                 if not sum(counts):
                     skipped_members.explain_emptiness()
                 options.check_fields_exist(fields_there)
-                warn_of_unused_decoders(options, fields_there)
+                refuse_unused_decoders(options, fields_there)
                 client.check_classes({"": portion}, [listing], options)
             selected = None if where is None else np.flatnonzero(client.select(portion.selection, listing))
         self._options, self._listing, self._selected = options, listing, selected

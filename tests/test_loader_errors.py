@@ -119,7 +119,7 @@ def test_a_field_that_only_some_samples_of_a_batch_have(tmp_path: Path, lacking:
     assert caught.value.key == "b"
     assert caught.value.message == (
         "this sample cannot be collated: it is not like sample 'a', the first of its batch in ['txt']: "
-        + ("that is missing, this is str" if lacking == "a" else "that is str, this is missing")
+        + ("the first is missing, this one is str" if lacking == "a" else "the first is str, this one is missing")
         + "; make samples alike in transform=, request fields that all samples have in fields=, or give a collate_fn="
     )
 

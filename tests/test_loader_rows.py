@@ -160,12 +160,15 @@ def test_batches_of_any_samples_are_torchs(source: str, values: list[Any]) -> No
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ([np.zeros(2), np.zeros(3)], "not like the first of its batch: that is float64[2], this is float64[3]"),
-        ([{"a": [1]}, {"a": [1, 2]}], "of its batch in ['a'][1]: that is missing, this is int"),
-        ([2**70, 1], "that is an integer of more than 64 bits, this is int"),
+        (
+            [np.zeros(2), np.zeros(3)],
+            "not like the first of its batch: the first is float64[2], this one is float64[3]",
+        ),
+        ([{"a": [1]}, {"a": [1, 2]}], "of its batch in ['a'][1]: the first is missing, this one is int"),
+        ([2**70, 1], "the first is an integer of more than 64 bits, this one is int"),
         ([2**70, 2**70], "holds an integer of more than 64 bits, which cannot become a tensor"),
         ([(1, np.array(["x"]))], "holds <U1[1] in [1], which cannot become a tensor"),
-        ([{"a": {"b": 1}}, {"a": {}}], "in ['a']['b']: that is int, this is missing"),
+        ([{"a": {"b": 1}}, {"a": {}}], "in ['a']['b']: the first is int, this one is missing"),
         ([np.zeros((4, 5, 3), np.uint8), np.zeros((9, 9, 3), np.uint8)], "images.Resize((224, 224)), say)"),
     ],
 )

@@ -204,7 +204,9 @@ def keys_of(samples: list[tuple[str, bytes]]) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"where": "nothing > 1"}, DatasetIndexError, r"JSON: `streamload index --columns json:NAME` \("),
+        ({"where": "nothing > 1"}, DatasetIndexError, r"index: `streamload index --columns json:nothing` \("),
+        ({"where": "json.a.b > 1"}, DatasetIndexError, r"`streamload index --columns json:a\.b` \("),
+        ({"where": "label = 3"}, ValueError, r"\(invalid syntax\).* == \(not =\)"),
         ({"where": '"cls" == 1'}, ValueError, r"names no column \(a text in quotes is a string\)"),
         ({"where": "__import__('os').system('x')"}, ValueError, "is not a condition; it is made of"),
         ({"where": "[x for x in (1,)] == 1"}, ValueError, "is not supported"),
@@ -215,7 +217,7 @@ def keys_of(samples: list[tuple[str, bytes]]) -> list[list[str]]:
         ({"where": "1 < 'a' and 'cls'"}, TypeError, "strings are compared with numbers"),
         ({"where": "label in key"}, ValueError, "is not a list"),
         ({"where": "label > 50"}, ValueError, "selects none of 500 samples"),
-        ({"where": "class_name == 'cat'"}, ValueError, "there is no classes.json"),
+        ({"where": "class_name == 'cat'"}, ValueError, r"needs a classes\.json beside the shards: "),
         ({"where": lambda columns: columns["label"]}, TypeError, "must return one truth value for each of 500"),
         ({"where": ["00001", "zebra"]}, ValueError, "where= has 1 key that no sample has, such as zebra"),
         ({"where": [1]}, TypeError, "keys are strings"),
@@ -307,7 +309,7 @@ def test_an_optional_number_is_an_error_that_says_what_to_do(tmp_path: Path) -> 
     write_samples(tmp_path / "some", [{"txt": "text"} | ({"cls": n} if n % 2 else {}) for n in range(20)])
     with loader_of(tmp_path / "some", fields=("txt", "cls?")) as loader, pytest.raises(CollateError) as caught:
         next(iter(loader))
-    message = "in ['cls']: that is None, this is int; make samples alike in transform= (None goes with strings"
+    message = "in ['cls']: the first is None, this one is int; make samples alike in transform= (None goes with strings"
     assert message in str(caught.value)
     filled = loader_of(
         tmp_path / "some", fields=("cls?",), transform=lambda sample: -1 if sample[0] is None else sample[0]

@@ -243,8 +243,8 @@ class TaskRunner:
                 note = _RESIZE if _IMAGES.match(f"{that} {this}") else _NONE if "None" in (that, this) else ""
                 message = (
                     f"this sample cannot be collated: it is not like {which} of its batch{place and f' in {place}'}: "
-                    f"that is {that}, this is {this}; make samples alike in transform={note}, request fields that all "
-                    "samples have in fields=, or give a collate_fn="
+                    f"the first is {that}, this one is {this}; make samples alike in transform={note}, request fields "
+                    "that all samples have in fields=, or give a collate_fn="
                 )
                 return _batch_failure(task, task_row, message)
         try:

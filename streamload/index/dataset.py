@@ -709,7 +709,7 @@ def _no_column(name: str, fields: Sequence[str] | None, columns: Sequence[str]) 
     has = f"the index has {listed(columns) or 'no columns of metadata'}" if fields is not None else _IN_NO_INDEX
     return (
         f'there is no column {name!r}{hint}: {has}; {", ".join(_BUILT_IN)}, size.<field> and "<field>" are built in, '
-        "and others are kept in an index and named by their path in the JSON: `streamload index --columns json:NAME`"
+        f"and others are kept in an index: `streamload index --columns json:{name.removeprefix('json.')}`"
     )
 
 

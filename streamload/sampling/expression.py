@@ -48,7 +48,7 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 _GRAMMAR = (
     'it is made of columns (`aesthetic`), `key`, `label`, `class_name`, `fraction`, `size.jpg`, "txt" for samples that '
-    "have the field txt, numbers, strings, + - * / // %, < <= > >= == != in, and, or, not"
+    "have the field txt, numbers, strings, + - * / // %, < <= > >= == (not =) != in, and, or, not"
 )
 
 
@@ -176,7 +176,7 @@ class ColumnsOf:
         names = self._class_names()
         if names is None:
             raise ValueError(
-                "where= has class_name, but there is no classes.json beside the shards (shardify writes it); use label"
+                'where= has class_name, which needs a classes.json beside the shards: {"classes": ["cat", ...]}'
             )
         existing, number = np.unique(labels, return_inverse=True)
         unnamed = [label for label in existing.tolist() if not 0 <= label < len(names)]

@@ -134,7 +134,7 @@ class FeederLink:
             if self.counts is not None:
                 sampling.check_counts(self.counts)
             check_fields(portions, self._listings, options)
-            warn_of_unused_decoders(options, () if self.counts is None else self.listing.fields)
+            refuse_unused_decoders(options, () if self.counts is None else self.listing.fields)
         except BaseException:  # even after Ctrl-C, whose traceback keeps this object alive
             self.close()
             raise
@@ -739,10 +739,10 @@ def labelled_folders(portions: Mapping[str, Portion], listings: Sequence[Listing
     return tuple(folders)
 
 
-def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
-    """Warn of decoders that no field needs, such as one for a misspelt extension.
+def refuse_unused_decoders(options: Options, existing: Sequence[str]) -> None:
+    """Raise ValueError for a decoder that no field needs, such as one for a misspelt extension.
 
-    A mapping may serve several datasets, so unused decoders for known extensions are reported only if all decoders are
+    A mapping may serve several datasets, so unused decoders for known extensions are refused only if all decoders are
     unused. `existing` are the fields of the shards, if known.
     """
     if not isinstance(options.decode, Mapping):
@@ -751,11 +751,10 @@ def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
     read = [name for name in dict.fromkeys(existing) if name in requested or options.field_names is None] or requested
     names = [name for key in options.decode for name in alternatives(key)]
     unused = [name for name in names if not any(applies_to(name, field) for field in (*read, *requested))]
-    if not read or not unused:
-        return
-    for name in unused if len(unused) == len(names) else (name for name in unused if name not in KIND_OF):
-        hint = did_you_mean(name, read)
-        warn_at_caller(f"decode has a function for {name!r}, but the fields that are read are {listed(read)}{hint}")
+    wrong = unused if len(unused) == len(names) else [name for name in unused if name not in KIND_OF]
+    if read and wrong:
+        known = f"the fields that are read are {listed(read)}{did_you_mean(wrong[0], read)}"
+        raise ValueError(f"decode has a function for {wrong[0]!r}, but {known}")
 
 
 class SkippedMembers:

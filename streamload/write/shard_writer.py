@@ -676,7 +676,7 @@ def _integer(value: Any) -> bytes:
             raise TypeError
         number = int(value) if isinstance(value, str) else operator.index(value)
     except (TypeError, ValueError):
-        raise TypeError(f"{value!r:.40} is not an integer") from None
+        raise TypeError(f"{value!r:.40} is not an integer; number classes, and name them in classes.json") from None
     if not -_INT64_LIMIT <= number < _INT64_LIMIT:
         raise ValueError(f"{number} has more than 64 bits and could not be read back; store it as txt")
     return value.encode("utf-8") if isinstance(value, str) else b"%d" % number

@@ -74,7 +74,9 @@ def test_a_folder_of_links_alone_is_told_how_to_follow_them(tmp_path: Path) -> N
     source = image_folder(tmp_path / "source", "cat/1.jpg")
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "cat").symlink_to(source / "cat")
-    assert "holds no class folder; " in (err := refusal(tmp_path / "links", tmp_path / "dest"))
+    assert "holds no class folder, nor files of another layout" in (
+        err := refusal(tmp_path / "links", tmp_path / "dest")
+    )
     assert "skipped folders that are links: 'cat'; --follow-symlinks follows them" in err
 
 

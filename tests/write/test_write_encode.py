@@ -102,6 +102,11 @@ def test_refuses_by_naming_field_and_type(field: str, value: object) -> None:
         encode_field(field, value)
 
 
+def test_the_name_of_a_class_is_refused_with_the_way_to_write_it() -> None:
+    with pytest.raises(TypeError, match=r"'dog' is not an integer; number classes, and name them in classes\.json"):
+        encode_field("cls", "dog")
+
+
 def test_a_tensor_is_stored_as_its_array() -> None:
     for tensor in (torch.arange(6).reshape(2, 3), torch.ones(2, requires_grad=True)):
         stored = np.load(io.BytesIO(encode_field("npy", tensor)), allow_pickle=False)

@@ -211,7 +211,7 @@ def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]
     if not names:
         hint = f"; give a table or arrays, such as {loose[0]!r}, by their own path" if loose else ""
         hint += "".join(f"; {note}" for note in notes)
-        raise UsageError(f"{where} holds no class folder; it needs one folder of files for each class{hint}")
+        raise UsageError(f"{where} holds no class folder, nor files of another layout (see shardify --help){hint}")
     numbers = dict(zip(names, numbers_of_classes(names, classes, lambda _: f"a class folder in {where}"), strict=True))
     paths = [path for path in tree.below(split) if "/" in path[len(split) :]]
     paths.sort(key=lambda path: (path[len(split) :].partition("/")[0], path))  # a/x before a.b/x
