@@ -1,4 +1,4 @@
-"""The entry points `shardify` and `streamload`; `python -m streamload` is `streamload`.
+"""The entry points `shardify` and `streamload`; `python -m streamload` runs the latter.
 
 Ctrl-C raises KeyboardInterrupt only while a command runs; before and after, it ends the process without a traceback.
 """
@@ -20,7 +20,7 @@ def streamload() -> None:
 
 
 def _run(module: str, name: str) -> None:
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # `nohup` and `&` ignore Ctrl-C
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not under `nohup` or `&`, which ignore Ctrl-C
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         import_module(module).app(prog_name=name)

@@ -297,8 +297,8 @@ def test_on_the_command_line(folder: Path) -> None:
     for columns, message in (
         ("score", "write FIELD:NAME"),
         ("json:about", "has values of dict"),
-        ("jsn:score", "no sample has a value of 'score'"),
-        ("json:label", "has a meaning of its own"),
+        ("jsn:score", "no sample has a value for 'score'"),
+        ("json:label", "has a special meaning"),
     ):
         failed = CliRunner().invoke(app, ["index", str(folder), "--columns", columns])
         assert failed.exit_code == 2

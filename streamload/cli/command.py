@@ -1,4 +1,4 @@
-"""Options, exit statuses and printing of the commands."""
+"""Options, exit statuses and printing that the commands share."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _REMOVED = {
     "--json": "`ls --samples --json` prints samples",
     "--partition": "give --split-column, with the table of labels as the source",
     "--plot": "`loader.trace` records a run for Perfetto",
-    "--ray": "leave it out; one pass of this machine is enough",
+    "--ray": "leave it out; this command runs on one machine",
     "--record-size": "leave it out",
     "--staging": "set TMPDIR",
     "--sync": "run `sync` afterwards",
-    "--where": "use `show --where`, or where= of a StreamLoader, whose dataset has the number of samples",
+    "--where": "use `show --where`, or where= of a StreamLoader; len(loader.dataset) counts the samples",
 }
 EXIT_STATUS = "Exit status: 0 success; 1 failed, or damage found; 2 wrong usage; 130 ended by Ctrl-C."
 
@@ -87,7 +87,7 @@ def print_document(document: Any) -> None:
 
 
 def print_array(items: Iterable[Any]) -> None:
-    """Print a JSON array, one item per line, without holding all items."""
+    """Print a JSON array, one item per line, without holding all items in memory."""
     before = "["
     for item in items:
         _print(f"{before}\n{json.dumps(item)}", end="")
@@ -96,7 +96,7 @@ def print_array(items: Iterable[Any]) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]], numbers: int) -> None:
-    """Print rows in aligned columns. The `numbers` columns after the first are aligned to the right."""
+    """Print rows in columns; align the `numbers` columns after the first to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [
@@ -115,7 +115,7 @@ def _print(text: str, end: str = "\n") -> None:
 
 
 def parse_storage_option(text: str) -> tuple[str, Any]:
-    """Parse one `KEY=VALUE`; `true`, `false`, `null` and JSON in braces are converted. Messages quote no values."""
+    """Parse one `KEY=VALUE`; `true`, `false`, `null` and JSON in braces are converted. Errors never show the value."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise typer.BadParameter("give KEY=VALUE, as in endpoint_url=http://127.0.0.1:9000")
@@ -146,12 +146,12 @@ StorageOption = Annotated[
         "--storage-option",
         parser=parse_storage_option,
         metavar="KEY=VALUE",
-        help="An option of the storage in fsspec's spelling, such as endpoint_url=..., key=... or anon=true; "
-        "repeatable. s3={...} holds options of one protocol as JSON.",
+        help="A storage option as fsspec spells it, such as endpoint_url=..., key=... or anon=true; "
+        "repeatable. s3={...} gives the options of one protocol as JSON.",
     ),
 ]
 Index = Annotated[
-    str | None, typer.Option(metavar="FOLDER", help="The folder of the index, if it is not beside the shards.")
+    str | None, typer.Option(metavar="FOLDER", help="The index's folder, if it is not beside the shards.")
 ]
 Where = Annotated[str | None, typer.Option(help="Select samples, as in 'label == 3 and \"txt\"'.")]
 Fields = Annotated[str | None, typer.Option(metavar="FIELDS", help="Read only these fields, as in 'jpg;png,cls,txt?'.")]
@@ -160,7 +160,7 @@ Ray = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="Work on the nodes of this Ray cluster, which see the same files: HOST:PORT, or auto for this machine's.",
+        help="Run on the nodes of a Ray cluster, which must see the same files: HOST:PORT, or auto for this machine's.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]

@@ -1,4 +1,4 @@
-"""`streamload`: the commands that index, list, verify, describe and measure shards."""
+"""`streamload`: the commands that index, list, verify, describe, show, map and measure shards."""
 
 from __future__ import annotations
 

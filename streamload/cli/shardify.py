@@ -33,19 +33,19 @@ def shardify(
     source: str = typer.Argument(
         ...,
         metavar="SOURCE",
-        help="A folder of classes, or of train and val with classes; of files or folders that share names (0.jpg, "
-        "0.txt; images, masks); a .csv, .jsonl, .parquet, .npz, .npy or .pt, by rows; with --labels, files by ID.",
+        help="A folder of class folders, or of train and val with these; of files that share names (0.jpg, 0.txt, or "
+        "images/0, masks/0); rows of a .csv, .jsonl, .parquet, .npz, .npy or .pt; with --labels, files by ID.",
     ),
     dest: str = typer.Argument(..., metavar="DEST", help="The folder for the shards, or a bucket: s3://, ..."),
     *,
-    max_bytes: str = typer.Option("256MB", help="Maximum size of a shard, as 1GB or 100MiB; 1 MB is 1,000,000 bytes."),
+    max_bytes: str = typer.Option("256MB", help="Maximum shard size, such as 1GB or 100MiB; 1 MB is 1,000,000 bytes."),
     max_count: int | None = typer.Option(None, help="Maximum number of samples in a shard.", min=1),
-    shuffle: bool = typer.Option(True, help="Shuffle the samples, or keep the order of classes and paths or rows."),
+    shuffle: bool = typer.Option(True, help="Shuffle; otherwise keep the order of classes and paths, or of rows."),
     seed: int = typer.Option(0, help="Seed of the shuffle and of --split.", min=0, max=2**64 - 1),
-    split: str | None = typer.Option(None, help="Split each class at random into folders, as train=0.9,val=0.1."),
-    resize: int | None = typer.Option(None, help="Shrink the shorter side to these pixels, as upright JPEG.", min=1),
-    quality: int | None = typer.Option(None, help="Quality of the JPEG files of --resize; else 90.", min=1, max=100),
-    workers: int | None = typer.Option(None, help="Processes; shards do not depend on it. Default: one a core.", min=1),
+    split: str | None = typer.Option(None, help="Split each class at random into folders: train=0.9,val=0.1."),
+    resize: int | None = typer.Option(None, help="Shrink to this shorter side, in pixels, as upright JPEG.", min=1),
+    quality: int | None = typer.Option(None, help="JPEG quality of --resize. Default: 90.", min=1, max=100),
+    workers: int | None = typer.Option(None, help="Processes; the same shards. Default: one per core.", min=1),
     ray: command.Ray = None,
     labels: str | None = typer.Option(None, help="JSON or a table of labels by ID. Default: SOURCE/labels.*."),
     classes: str | None = typer.Option(None, help="The classes.json of the training data, which numbers the classes."),
@@ -56,7 +56,7 @@ def shardify(
     text_column: Annotated[
         list[str] | None, typer.Option(help="A column to store as txt, such as captions; repeatable.")
     ] = None,
-    labels_as_names: bool = typer.Option(False, "--labels-as-names", help="Take labels as names, even numbers."),
+    labels_as_names: bool = typer.Option(False, "--labels-as-names", help="Treat labels as names, even numbers."),
     keep_columns: bool = typer.Option(False, "--keep-columns", help="Store the table's other columns as json."),
     split_column: str | None = typer.Option(None, help="The column of splits; each is packed into DEST/SPLIT."),
     stems: bool | None = typer.Option(
@@ -65,7 +65,7 @@ def shardify(
         help="Pack files that share a name up to its first dot as one sample. Default: by the folder's content.",
     ),
     follow_symlinks: bool = typer.Option(False, "--follow-symlinks", help="Follow links to folders, too."),
-    skip_bad: bool = typer.Option(False, "--skip-bad", help="Skip files that are damaged or of another kind."),
+    skip_bad: bool = typer.Option(False, "--skip-bad", help="Skip files that are damaged or of an unexpected type."),
     resume: bool = typer.Option(False, "--resume", help="Continue an interrupted run; unchanged shards stay."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Remove the shards or interrupted run in DEST first."),
     storage_option: command.StorageOption = None,
@@ -75,7 +75,7 @@ def shardify(
     """Pack images, arrays or any files into shards, with an index and classes.json.
 
     Files are stored unchanged, under their extension (jpeg as jpg), with the number of their class as cls. The same
-    files and options give the same bytes. Readers refuse DEST until everything is packed; --resume goes on.
+    files and options give the same bytes. Readers refuse DEST until everything is packed; --resume continues.
 
     Examples:
       shardify photos shards                                 photos/<class>/*.jpg
@@ -96,7 +96,7 @@ def shardify(
     if quality is not None and resize is None:
         raise UsageError("--quality is the quality of the JPEG files that --resize writes; give --resize too")
     if seed and not shuffle and split is None:
-        raise UsageError("--seed has no effect with --no-shuffle and without --split; leave one of them out")
+        raise UsageError("--seed has no effect with --no-shuffle unless --split is given; leave --seed out")
     try:
         shard_bytes = parse_bytes("--max-bytes", max_bytes)
     except ValueError as exc:
@@ -147,7 +147,7 @@ def _classes(path: str, storages: Storages) -> tuple[str, ...]:
 
 
 def _folder(source: str, dest: str, storages: Storages) -> str:
-    """Return the destination. Raise UsageError if nothing can be written there."""
+    """Return DEST as a path or url. Raise UsageError if SOURCE is not local or DEST cannot be used."""
     if "://" in source:
         raise UsageError(f"SOURCE is {source!r}, but this version packs local files only")
     try:
@@ -165,27 +165,27 @@ def _folder(source: str, dest: str, storages: Storages) -> str:
 
 
 def map_command(
-    function: str = typer.Argument(..., metavar="FUNCTION", help="MODULE:FUNCTION, here or installed."),
+    function: str = typer.Argument(..., metavar="FUNCTION", help="MODULE:FUNCTION, from this folder or installed."),
     source: str = typer.Argument(..., metavar="SOURCE", help="Shards, a pattern or a folder."),
     dest: str = typer.Argument(..., metavar="DEST", help="A folder or a url for the new shards."),
     *,
     sidecar: bool = typer.Option(False, "--sidecar", help="Write only new fields, for join= of a loader."),
     batch_size: int | None = typer.Option(None, help="Pass lists of at most this many samples.", min=1),
-    max_bytes: str | None = typer.Option(None, help="Cut shards anew, none larger than this."),
-    max_count: int | None = typer.Option(None, help="Cut shards anew, none with more samples.", min=1),
+    max_bytes: str | None = typer.Option(None, help="Write new shards of at most this size."),
+    max_count: int | None = typer.Option(None, help="Write new shards of at most this many samples.", min=1),
     decode: bool = typer.Option(False, "--decode", help="Pass decoded fields instead of bytes."),
     where: command.Where = None,
-    resume: bool = typer.Option(False, "--resume", help="Go on with an interrupted run."),
+    resume: bool = typer.Option(False, "--resume", help="Continue an interrupted run."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace the shards in DEST."),
     as_document: command.Json = False,
     workers: command.Workers = None,
     ray: command.Ray = None,
     storage_option: command.StorageOption = None,
 ) -> None:
-    """Call a function for each sample, and write the new sample or samples that it returns, or nothing for None.
+    """Call a function for each sample and write the samples it returns: one, a list, or none for None.
 
-    A sample is a dict of its fields' bytes with "__key__". Each shard becomes a shard of the same name, unless
-    --max-bytes or --max-count cuts shards anew. Readers refuse DEST until everything is done.
+    A sample is a dict of "__key__" and the fields' bytes. Each shard becomes a shard of the same name, unless
+    --max-bytes or --max-count is given. Readers refuse DEST until everything is done.
 
     Examples:
       streamload map filters:large_enough shards/train shards/large

@@ -50,7 +50,7 @@ _LONGEST_STRING = 256
 _DECODED_TOGETHER = 64
 _LABELS_SHOWN = 20
 _CHANNELS = ("red", "green", "blue")
-# For each channel: the number of pixels, the sums of their values and squares, the least and the greatest value.
+# Per channel: the number of pixels, the sum of their values, the sum of the squares, the minimum and the maximum.
 _NO_PIXELS = np.array([[0] * 3, [0] * 3, [0] * 3, [255] * 3, [0] * 3])
 _BATCH_SIZE, _CROP = 64, 224
 
@@ -116,13 +116,13 @@ def index_command(
     urls: command.Urls,
     *,
     output: Annotated[str | None, typer.Option(help="Folder of the index, if not beside the shards.")] = None,
-    columns: Annotated[str | None, typer.Option(help="Values to select samples by, as FIELD:NAME,...")] = None,
+    columns: Annotated[str | None, typer.Option(help="Values for selecting samples, as FIELD:NAME,...")] = None,
     as_document: command.Json = False,
     workers: command.Workers = None,
     ray: command.Ray = None,
     storage_option: command.StorageOption = None,
 ) -> None:
-    """Read shards once and write their index, so that loaders start at once.
+    """Read shards once and write their index, with which loaders start fast.
 
     If a shard is damaged, the index is left unchanged. --columns adds values of JSON fields.
 
@@ -143,7 +143,7 @@ def index_command(
     links = 0
     reading = partial(read_whole, storages=storages, every_byte=True)
     with (
-        tempfile.TemporaryFile() as spool,  # all tables may not fit in memory
+        tempfile.TemporaryFile() as spool,  # the tables may not all fit in memory
         nullcontext() if ray is None else ray_pool(ray, workers) as pool,
         in_order(reading, urls, workers, pool, "indexing") as reads,
     ):
@@ -178,7 +178,7 @@ def index_command(
         update_columns(storages.for_url(folder), indexes[folder], values)
     if gone:
         shown = f"{counted(len(gone), 'shard')} from the index, such as {gone[0]!r}"
-        say(f"note: dropped {shown}, because there is no such file")
+        say(f"note: dropped {shown}, because their files do not exist")
     if links:
         say(
             f"warning: skipped {counted(links, 'link')}, which have no content; if they belong to samples, write the "
@@ -196,14 +196,14 @@ def _by_index(urls: Sequence[str], output: str | None) -> dict[str, dict[str, st
         place = output or f"{folder}/{INDEX_FOLDER}"
         if protocol_of(place) in WEB:
             place = without_secrets(place)
-            raise UsageError(f"no index can be written to {place!r} on a web server; name a folder with --output")
+            raise UsageError(f"an index cannot be written to {place!r}, a web server; name a folder with --output")
         if by_index.setdefault(place, {}).setdefault(name, url) != url:
             raise UsageError(f"several shards are named {name!r}; index their folders separately")
     return by_index
 
 
 def _missing_names(folder: str, finder: ShardFinder, storages: Storages) -> list[str]:
-    """Return the names in an index of shards that do not exist; [] if the index or the folder cannot be read."""
+    """Return the indexed names whose shards do not exist; [] if the index or the folder cannot be read."""
     try:
         index = finder.index_of(folder)
         if index is None or protocol_of(folder) in WEB:
@@ -222,7 +222,7 @@ def _parse_columns(text: str) -> list[tuple[str, str]]:
         if not (field and name):
             raise UsageError(f"--columns {text!r}: write FIELD:NAME,..., such as json:aesthetic,json:meta.width")
         if name in (KEY, LABEL, CLASS_NAME) or name.split(".")[0] in (FRACTION, "size", "has"):
-            raise UsageError(f"--columns {text!r}: {name!r} has a meaning of its own in conditions; rename the column")
+            raise UsageError(f"--columns {text!r}: {name!r} has a special meaning in conditions; rename the column")
         if any(name == other for _, other in columns):
             raise UsageError(f"--columns {text!r} has a name twice; a column is identified by its name alone")
         columns.append((field, name))
@@ -232,10 +232,10 @@ def _parse_columns(text: str) -> list[tuple[str, str]]:
 def _columns(
     sources: Sequence[tuple[str, str]], index: DatasetIndex, urls: Mapping[str, str], options: dict[str, Any]
 ) -> dict[str, NDArray[Any]]:
-    """Read the values of columns for all samples of an index. `urls` are those of its shards, by name."""
+    """Read columns of values for all samples of an index. `urls` holds its shards' urls by name."""
     others = [shard.name for shard in index.shards if shard.name not in urls]
     if others:
-        more = f"{counted(len(others), 'shard')} more, such as {others[0]!r}"
+        more = f"{counted(len(others), 'more shard')}, such as {others[0]!r}"
         raise UsageError(f"--columns: the index has {more}; name them too")
     fields = list(dict.fromkeys(field for field, _ in sources))
     values: dict[str, list[Any]] = {name: [] for _, name in sources}
@@ -264,16 +264,16 @@ def _column(name: str, values: Sequence[Any]) -> NDArray[Any]:
     """Return values as an array. Missing numbers become NaN, missing strings are empty."""
     kinds = {type(value) for value in values} - {type(None)}
     if not kinds:
-        raise UsageError(f"--columns: no sample has a value of {name!r}; check its name and that of the field or file")
+        raise UsageError(f"--columns: no sample has a value for {name!r}; check both parts of FIELD:NAME")
     if kinds == {str}:
         strings = np.array([value or "" for value in values], np.str_)
         if (longest := strings.dtype.itemsize // 4) > _LONGEST_STRING:
-            limit = f"{longest:,} characters; columns select samples, and have at most {_LONGEST_STRING}"
+            limit = f"{longest:,} characters; the maximum is {_LONGEST_STRING}"
             raise UsageError(f"--columns: the column {name!r} has strings of {limit}")
         return strings
     if not kinds <= {bool, int, float}:
         shown = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise UsageError(f"--columns: the column {name!r} has values of {shown}; a column has numbers, or strings")
+        raise UsageError(f"--columns: the column {name!r} has values of {shown}; give one of numbers or strings")
     numbers = np.array([np.nan if value is None else value for value in values])
     if numbers.dtype.kind not in "bif":
         raise UsageError(f"--columns: the column {name!r} has integers beyond 64 bits")
@@ -352,7 +352,7 @@ def verify_command(
 
 
 def _shard_in(finder: ShardFinder, url: str) -> Shard:
-    """Return a shard, with the folder of its index if that can be read."""
+    """Return a shard, with its index's folder if the index can be read."""
     folder, name = folder_and_name(url)
     index = None
     with suppress(StreamloadError):
@@ -409,13 +409,13 @@ def _undecodable(
             for batch in loader:
                 progress.advance(len(batch), 0)
         except SampleError as error:
-            if error.key is not None:  # otherwise it says that every sample was skipped
+            if error.key is not None:  # without a key, the error only says that every sample was skipped
                 errors.append(error)
         skipped = loader.statistics().skipped_samples
         progress.advance(skipped, 0)
         errors += loader.skipped
         if more := skipped - len(loader.skipped):
-            errors.append(SampleError(f"{counted(more, 'more sample')} cannot be decoded; repair these first"))
+            errors.append(SampleError(f"{counted(more, 'more sample')} cannot be decoded; repair the named ones first"))
     return errors
 
 
@@ -423,16 +423,16 @@ def stats_command(
     urls: command.Urls,
     *,
     pixels: Annotated[bool, typer.Option("--pixels", help="Measure the channels of all images.")] = False,
-    output: Annotated[str | None, typer.Option(help="Save --pixels to this .json, not beside the shards.")] = None,
+    output: Annotated[str | None, typer.Option(help="Save the result of --pixels in this .json.")] = None,
     as_document: command.Json = False,
     index: command.Index = None,
     workers: command.Workers = None,
     storage_option: command.StorageOption = None,
 ) -> None:
-    """Report the number and the sizes of shards, samples, fields and labels.
+    """Report counts and sizes of shards, samples, fields and labels.
 
-    Shards without an index are read. --pixels decodes all images and saves mean, deviation, least and greatest by
-    channel in statistics.json, which images.Normalize.of reads.
+    Shards without an index are read. --pixels decodes all images and saves each channel's mean, standard
+    deviation, minimum and maximum in statistics.json, which images.Normalize.of reads.
 
     Examples:
       streamload stats shards/train
@@ -498,7 +498,7 @@ def _counts(shards: Iterable[tuple[int, ShardTable]]) -> dict[str, Any]:
 
 
 def _measured(urls: Sequence[str], fields: Sequence[str], samples: int, reading: dict[str, Any]) -> dict[str, Any]:
-    """Measure the channels of all images, for values from 0 to 1."""
+    """Measure each channel over all images, scaled to values from 0 to 1."""
     images = image_fields(fields)
     if not images:
         raise UsageError(f"no field holds images; the fields are: {listed(fields) or 'none'}")
@@ -563,7 +563,7 @@ def _print(result: dict[str, Any]) -> None:
             command.print_line(f"and {counted(len(labels) - len(shown), 'more label')}")
         if unknown := result["samples_of_shards_without_labels"]:
             command.print_line(
-                f"not counted: {counted(unknown, 'sample')} of shards in which not every cls is a whole number"
+                f"not counted: {counted(unknown, 'sample')} of shards with a cls that is not a whole number"
             )
     if pixels := result.get("pixels"):
         names = ("mean", "std", "min", "max")
@@ -577,8 +577,8 @@ def bench_command(
     *,
     batch_size: Annotated[int, typer.Option(help="Samples per batch.", min=1)] = 64,
     workers: Annotated[int | None, typer.Option(help="Worker processes. Default: one per core.", min=0)] = None,
-    seconds: Annotated[float, typer.Option(help="Stop this long after the first batch.", min=0)] = 10.0,
-    batches: Annotated[int | None, typer.Option(help="Stop after this many batches instead.", min=1)] = None,
+    seconds: Annotated[float, typer.Option(help="Seconds to measure after the first batch.", min=0)] = 10.0,
+    batches: Annotated[int | None, typer.Option(help="Batches to measure instead.", min=1)] = None,
     shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle, as for training.")] = False,
     fields: command.Fields = None,
     raw: Annotated[bool, typer.Option("--no-decode", help="Do not decode the fields.")] = False,
@@ -588,7 +588,7 @@ def bench_command(
 ) -> None:
     """Read shards with a StreamLoader, epoch after epoch, and report its speed and what limits it.
 
-    Without --fields, the fields of all samples in the first shard are read.
+    Without --fields, the fields that all samples of the first shard have are read.
 
     Examples:
       streamload bench shards/train --shuffle --batch-size 256
@@ -647,7 +647,7 @@ def bench_command(
 
 
 def _common_fields(urls: Sequence[str], index: str | None, storage_options: dict[str, Any]) -> tuple[str, ...]:
-    """Return the fields of all samples in the first shard; image fields are alternatives."""
+    """Return the fields that all samples of the first shard have; image fields are alternatives."""
     storages = Storages(storage_options)
     listing = list_shards(urls, index, storages)
     first = replace(listing, shards=listing.shards[:1], counts=None)
@@ -679,7 +679,7 @@ def _arrivals(loader: streamload.StreamLoader) -> Iterator[float]:
 def tables(
     listing: Listing, storages: Storages, workers: int | None = None, *, labels: bool = False, label: str = ""
 ) -> AbstractContextManager[Iterator[tuple[int, ShardTable]]]:
-    """Open an iterator of each shard's size in bytes and table, from its index or by reading the shard.
+    """Open an iterator over each shard's size in bytes and its table, taken from the index or read from the shard.
 
     Raises:
         StreamloadError: an index or a shard cannot be read, or is damaged.
@@ -721,7 +721,7 @@ def in_order(
     pool: Pool | None = None,
     label: str = "",
 ) -> Iterator[Iterator[_Result]]:
-    """Call a function for each shard, on threads or in a pool, and open an iterator of the results in order.
+    """Call a function for each shard, on threads or in a pool, and open an iterator over the results in order.
 
     A label shows progress. Leaving the context stops all calls.
     """
@@ -752,4 +752,4 @@ def in_order(
 
 
 class _StoppedError(Exception):
-    """Stop a call, because another one failed or the user interrupted."""
+    """Raised to stop a call after another one failed or the user interrupted."""

@@ -31,7 +31,7 @@ from streamload.workers.launch import program_arguments
 from streamload.workers.launchers import available_processors
 
 _CONNECT_TIMEOUT_S = 10.0
-# Calls of `FeederActor.next` that are queued in each actor, so that it need not wait for the trainer.
+# Calls of `FeederActor.next` queued in each actor, so that it need not wait for the trainer.
 _CALLS_AHEAD = 2
 _INSTALL = 'pip install "streamload[ray]"'
 _NONE_RUNS = (
@@ -47,7 +47,7 @@ class RayChannel:
     It has the methods of `InProcessChannel`.
 
     Raises:
-        ClusterError: there is no such cluster, it has too little room, or a node has other versions.
+        ClusterError: the cluster does not exist or lacks room, or a node has other versions.
     """
 
     def __init__(self, feeders: RayFeeders, configure: Configure, *, budget_is_automatic: bool) -> None:
@@ -129,7 +129,7 @@ class RayChannel:
         return self._ready(last.batches, last=True)  # the batch that replaces empty ones at the end, if any
 
     def _ready(self, batches: Iterable[tuple[ReadyBatch, Bytes]], *, last: bool) -> Message:
-        """Return a message with batches, each copied to a slot, since objects of Ray are read-only."""
+        """Return a message with batches, each copied to a slot, since Ray's objects are read-only."""
         assert self._start is not None
         retired, announced, descriptors = self._announced, [], []
         for batch, memory in batches:
@@ -182,14 +182,14 @@ class RayChannel:
         feeder.coming = deque(feeder.actor.next.remote() for _ in range(_CALLS_AHEAD))
 
     def _replace(self, feeder: _Feeder, error: Exception) -> None:
-        """Replace a dead feeder by one that continues with its next batch."""
+        """Replace a dead feeder with one that continues at the same batch."""
         why = first_line(error)
         if feeder.died:
             raise WorkerError(
-                f"feeder {feeder.number} of {len(self._feeders)} on the Ray cluster died twice in turn, with no batch "
-                f"in between; if memory runs out, lower memory_budget or num_workers. The second time: {why}"
+                f"feeder {feeder.number} of {len(self._feeders)} on the Ray cluster died twice without a batch in "
+                f"between; if memory runs out, lower memory_budget or num_workers. The second time: {why}"
             ) from error
-        _log.warning("feeder %d on the Ray cluster died (%s); another one goes on in its place", feeder.number, why)
+        _log.warning("feeder %d on the Ray cluster died (%s); another one takes its place", feeder.number, why)
         self._totals_of_dead.add(feeder.totals)
         self._totals_of_dead["restarted_workers"] += 1
         feeder.totals, feeder.died = Totals(), True
@@ -201,7 +201,7 @@ class RayChannel:
         """Start the actors of feeders, and wait for them.
 
         Raises:
-            ClusterError: an actor finds no room in time, does not start, or has another version.
+            ClusterError: an actor is not placed in time, does not start, or has another version.
         """
         ray, options = self._cluster.ray, self._options
         resources = options.demands
@@ -226,8 +226,8 @@ class RayChannel:
             ) from None
         except ray.exceptions.RayError as error:
             raise ClusterError(
-                f"a feeder does not start on the Ray cluster: {first_line(error)}; is streamload installed on all of "
-                "its nodes, or named in runtime_env=?"
+                f"a feeder did not start on the Ray cluster: {first_line(error)}; install streamload on all of its "
+                "nodes, or name it in runtime_env="
             ) from error
 
     def _end(self, feeder: _Feeder) -> None:
@@ -245,9 +245,9 @@ class _Feeder:
         coming: Ray's references to the results of queued calls for batches.
         batches: batches that have arrived, with their memory.
         failed: the failure after which no more batches come.
-        ended: all batches of the pass have arrived.
-        totals: the feeder's sums so far.
-        died: the feeder was placed again, and has returned no batch since.
+        ended: all its batches of the pass have arrived.
+        totals: the feeder's statistics so far.
+        died: the feeder was replaced, and its successor has not returned a batch yet.
     """
 
     number: int
@@ -264,14 +264,14 @@ class FeederActor:
     """Run a feeder process for a share of a trainer's batches. Ray calls one method at a time."""
 
     def __init__(self) -> None:
-        # Ray allows numerical libraries as many threads as the actor has processors; each worker may have one.
+        # Ray lets numerical libraries use a thread per processor of the actor, but each worker should use one.
         os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
         self._feeder: Connection | None = None
         self._pass = (-1, -1, -1)
         self._ended = True
 
     def version(self) -> str:
-        """Return the version of streamload, which must be the trainer's: both exchange pickles."""
+        """Return the version of streamload, which must equal the trainer's, since they exchange pickles."""
         return own_version()
 
     def start(self, program: Program, configure: bytes, num_cpus: int, budget_is_automatic: bool) -> None:
@@ -330,7 +330,7 @@ def connect(address: str = "auto", *, runtime_env: Mapping[str, Any] | None = No
         runtime_env: the environment of the processes on the nodes, as `ray.init` takes it.
 
     Raises:
-        ClusterError: Ray is not installed, there is no such cluster, or it has another version of Ray or Python.
+        ClusterError: Ray is not installed, or the cluster does not exist or has another version of Ray or Python.
     """
     try:
         ray: Any = import_module("ray")
@@ -360,7 +360,7 @@ def _join(ray: Any, address: str, runtime_env: Mapping[str, Any] | None) -> None
         if shown == "'auto'" and isinstance(exc, ConnectionError):
             why = f"{_NONE_RUNS} ({text})"
         elif "ersion mismatch" in text:
-            why = f"the Ray cluster at {shown} has another version: {text}; install the same here as on its nodes"
+            why = f"the Ray cluster at {shown} has another version: {text}; install that version here"
         raise ClusterError(why) from None
 
 
@@ -368,7 +368,7 @@ def _check_reachable(address: str, shown: str) -> None:
     """Connect to an address briefly, because Ray would try for a minute and then might end the process."""
     if not is_host_and_port(address):
         raise ClusterError(
-            f"{shown} is not the address of a Ray cluster; give auto for the one that runs here, or HOST:PORT"
+            f"{shown} is not the address of a Ray cluster; give auto for this machine's cluster, or HOST:PORT"
         )
     host, _, port = address.rpartition(":")
     try:
@@ -385,7 +385,7 @@ class RayCluster:
 
     Attributes:
         ray: the module.
-        address: of the cluster.
+        address: the cluster's address.
     """
 
     def __init__(self, ray: Any, address: str, *, is_own: bool) -> None:
@@ -393,7 +393,7 @@ class RayCluster:
         self._is_own = is_own
 
     def require(self, resources: Mapping[str, float], number: int = 1, kind: str = "tasks") -> None:
-        """Raise ClusterError if even idle nodes lack room for `number` tasks or actors: Ray would wait forever."""
+        """Raise ClusterError if even idle nodes lack room for `number` tasks or actors; Ray would wait forever."""
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         room = 0
         for node in nodes:
@@ -406,7 +406,7 @@ class RayCluster:
         if room:
             missing = f"the Ray cluster at {self.address!r} has room for {room} of {number} {kind} with {needed} each"
         raise ClusterError(
-            f"{missing}: of its {len(nodes)} nodes the largest have {listed_amounts(largest)}; start larger or more "
+            f"{missing}; the largest of its {len(nodes)} nodes have {listed_amounts(largest)}; start larger or more "
             "nodes, or ask for less"
         )
 
@@ -423,10 +423,10 @@ def listed_amounts(amounts: Mapping[str, float]) -> str:
 
 
 def check_version(version: str, node: str, expected: str) -> None:
-    """Raise ClusterError if a node has another version of streamload. Ray itself compares Ray and Python."""
+    """Raise ClusterError if a node has another version of streamload. Ray checks its own and Python's version."""
     if version != expected:
         raise ClusterError(
-            f"on the Ray node {node} streamload is {version}, but {expected} here; install the same on all nodes"
+            f"streamload is {version} on the Ray node {node}, but {expected} here; install the same on all nodes"
         )
 
 

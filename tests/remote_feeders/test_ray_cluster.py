@@ -105,5 +105,5 @@ def test_what_fits_is_counted_node_by_node() -> None:
 
 def test_other_versions_are_refused() -> None:
     check_version(own_version(), "n1", own_version())
-    with pytest.raises(ClusterError, match="on the Ray node n1 streamload is 9.9, but .* here; install the same"):
+    with pytest.raises(ClusterError, match="streamload is 9.9 on the Ray node n1, but .* here; install the same"):
         check_version("9.9", "n1", own_version())

@@ -84,7 +84,7 @@ def test_index_drops_shards_that_were_taken_away_and_says_so(dataset: Path) -> N
         assert "drop it from the index with `streamload index" in out + err
     status, out, err = run(streamload.app, "index", dataset)
     assert (status, out) == (0, "indexed 2 shards, 7 samples\n")
-    assert "note: dropped 1 shard from the index, such as 'shard-000001.tar', because there is no such file" in err
+    assert "note: dropped 1 shard from the index, such as 'shard-000001.tar', because their files do not exist" in err
     assert list_shards(dataset).counts == (5, 2)
     assert run(streamload.app, "verify", dataset)[0] == 0
     assert "note" not in run(streamload.app, "index", dataset)[2]
