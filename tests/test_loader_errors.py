@@ -127,8 +127,8 @@ def test_a_field_that_only_some_samples_of_a_batch_have(tmp_path: Path, lacking:
 def test_an_alternative_is_proposed_for_a_missing_field(tmp_path: Path) -> None:
     write_samples(tmp_path / "s", [{"seg.webp": b"", "png": b"", "txt": ""}, {"jpg": b"", "cls": 1}])
     said = (
-        "^the sample has no field 'jpg;jpeg'; it has seg.webp, png, txt; write \"jpg;jpeg;OTHER\" in fields to take "
-        r'another field where it is missing, or "jpg;jpeg\?" to take samples without it as well'
+        "^the sample has no field 'jpg;jpeg'; it has seg.webp, png, txt; write \"jpg;jpeg;OTHER\" in fields to read "
+        r'another field if it is missing, or "jpg;jpeg\?" to include samples without it'
     )
     options: dict[str, Any] = {"fields": ("jpg;jpeg",), "decode": False}
     with StreamLoader(tmp_path / "s", 1, num_workers=0, **options) as loader, pytest.raises(SampleError, match=said):

@@ -33,7 +33,7 @@ from streamload.memory.slots import ALIGNMENT_BYTES, round_up
 ABSENT: Any = type("Absent", (), {})()
 """Stands for a field that a sample lacks."""
 
-# The sizes of numbers that tensors can hold, by NumPy's kinds of dtypes.
+# Sizes in bytes of the numbers that tensors can hold, by NumPy's dtype kind.
 _TENSOR_ITEM_BYTES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
 _SCALARS_OF: dict[str, frozenset[type]] = {
     np.dtype(np.int64).str: frozenset({int}),
@@ -41,7 +41,7 @@ _SCALARS_OF: dict[str, frozenset[type]] = {
     np.dtype(np.bool_).str: frozenset({bool}),
 }
 
-# Columns of values smaller than this on average are copied at once, in fewer calls.
+# Columns whose values are smaller than this on average are copied in one call.
 _SMALL_BYTES = 512
 
 
@@ -66,7 +66,7 @@ class ArrayLeaf(NamedTuple):
 
 
 class ValueLeaf(NamedTuple):
-    """A value in a column: one row's, or (`row` is None) the whole column as a list, one value per row."""
+    """A value stored in a column; if `row` is None, the whole column as a list, one value per row."""
 
     column: int
     row: int | None = None
@@ -97,7 +97,7 @@ class Layout:
     Attributes:
         arrays: the tree's array leaves, by number.
         value_columns: the number of columns of other values.
-        capacity: the rows that fit; None if leaves are whole arrays.
+        capacity: the number of rows that fit; None if leaves are whole arrays.
     """
 
     tree: Node
@@ -107,7 +107,7 @@ class Layout:
 
     @cached_property
     def offsets(self) -> list[int]:
-        """Return the offset of each array in the slot, and at last the bytes of all arrays."""
+        """Return each array's offset in the slot, followed by the size of all arrays in bytes."""
         offsets = [0]
         for leaf in self.arrays:
             entries = math.prod(leaf.shape) * (1 if self.capacity is None else self.capacity)
@@ -117,7 +117,7 @@ class Layout:
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of all arrays."""
+        """Return the size of all arrays."""
         return self.offsets[-1]
 
 
@@ -132,7 +132,7 @@ class _Builder:
     def array(self, value: NDArray[Any], *, tensor: bool = True, torch_dtype: str | None = None) -> ArrayLeaf:
         stored, inverse = value, None
         if not value.flags.c_contiguous and value.ndim > 1:
-            # The axes from slowest to fastest in memory, in case the array is dense in this order.
+            # Sort the axes from slowest to fastest in memory; the array may be dense in that order.
             axes = np.argsort([-stride for stride in value.strides], kind="stable")
             if value.transpose(axes).flags.c_contiguous:
                 stored, inverse = value.transpose(axes), tuple(np.argsort(axes).tolist())
@@ -154,7 +154,7 @@ def is_named_tuple(kind: type) -> bool:
 
 
 def is_plain_array(kind: type) -> bool:
-    """Return True for classes of arrays and NumPy scalars, but not for subclasses, which may differ in meaning."""
+    """Return True for NumPy's scalars and array classes, but not for other subclasses, which may differ in meaning."""
     return kind in (np.ndarray, np.memmap) or issubclass(kind, np.generic)
 
 
@@ -177,10 +177,10 @@ def as_array(tensor: Any) -> tuple[NDArray[Any], str | None]:
 
 
 def describe_rows(row: Any) -> Layout:
-    """Return the layout of batches of rows like this one, as torch's `default_collate` would collate them.
+    """Return the layout of a batch of rows like this one, by the rules of torch's `default_collate`.
 
     Raises:
-        TypeError: `default_collate` refuses a value of the row, or must collate it itself.
+        TypeError: a value of the row is refused by `default_collate`, or only it can collate the value.
     """
     builder = _Builder()
     tree = _describe_row(row, builder)
@@ -265,7 +265,7 @@ def slot_views(layout: Layout, memory: Bytes, rows: int | None) -> list[NDArray[
 
 
 class PlacedRows(list[Any]):
-    """A column that copies each array when it is set, so that a function may reuse the memory of its results.
+    """A column that copies each array when it is set, so that functions may reuse the memory of their results.
 
     Args:
         count: the number of rows.
@@ -293,14 +293,14 @@ class PlacedRows(list[Any]):
         list.__setitem__(self, row, value)
 
     def slice(self, start: int, end: int) -> list[Any] | NDArray[Any]:
-        """Return the values of one batch, as its block if all of them lie there, else as a list."""
+        """Return one batch's values: its block if all of them lie in it, else a list."""
         values = self[start:end]
         is_placed = bool(self._blocks) and all(map(operator.is_, values, self.places[start:end]))
         return self._blocks[start] if is_placed else values
 
 
 def owned(value: Any) -> Any:
-    """Return a copy of an array, in the same order of memory; any other value unchanged."""
+    """Return a copy of an array, in the same memory order; any other value unchanged."""
     return value.copy("K") if type(value) is np.ndarray else value
 
 
@@ -321,14 +321,14 @@ def by_first_row(blocks: Sequence[NDArray[Any]]) -> dict[int, NDArray[Any]]:
 
 
 def copied_together(arrays: Sequence[NDArray[Any]], out: NDArray[Any]) -> bool:
-    """Copy arrays to the entries of `out`; return False if it is not contiguous, or one has another dtype or shape."""
+    """Copy arrays to the entries of `out`; False if `out` is not contiguous, or dtypes or shapes differ."""
     if out.ndim == 1 or not out.flags.c_contiguous:
         return False
     length, *rest = out.shape[1:]
     try:
         if set(map(len, arrays)) != {length}:
             return False
-        # NumPy compares dtypes up to the byte order, and all but the length of the first axis.
+        # NumPy itself checks the dtypes, except for their byte order, and the lengths of the other axes.
         np.concatenate(arrays, out=out.reshape(len(arrays) * length, *rest), casting="equiv")
     except (TypeError, ValueError):
         return False
@@ -341,8 +341,8 @@ class Rows:
 
     Attributes:
         values: the rows, if not kept as columns.
-        columns: for each field a list, an array with a leading axis of rows, or `PlacedRows`; or a dict of lists and
-            arrays for several batches, by their first rows.
+        columns: for each field a list, an array with a leading axis of rows, or `PlacedRows`; or for several batches a
+            dict of lists and arrays, by the batches' first rows.
         keys: the names of the fields if a row is a dict; None for tuples.
         optional: the columns in which None stands for a missing optional field.
     """
@@ -354,7 +354,7 @@ class Rows:
     optional: frozenset[int] = frozenset()
 
     def row(self, number: int, *, alike: bool = False) -> Any:
-        """Return one row as the user sees it; if `alike`, with an empty string for a missing optional field."""
+        """Return one row as the user sees it; if `alike`, with empty strings for missing optional fields."""
         if self.columns is None:
             assert self.values is not None
             return self.values[number]
@@ -400,7 +400,7 @@ def _chosen(column: Any, numbers: list[int]) -> Any:
 def store_values(
     columns: Sequence[Sequence[Any]], memory: Callable[[int], Bytes], start: int
 ) -> tuple[tuple[StoredColumn, ...], int]:
-    """Write columns of values to a slot; return their places, and where the last one ends.
+    """Write columns of values to a slot; return their places and the end of the last one.
 
     Args:
         columns: lists of values; a column with values other than bytes is stored as one pickle.
@@ -445,7 +445,7 @@ def load_values(columns: Sequence[StoredColumn], memory: Bytes) -> list[list[Any
 
 
 def dump_values(values: Any) -> bytes:
-    """Pickle values; by cloudpickle, which is ten times slower, only if classes of the user's script require it."""
+    """Pickle values; use cloudpickle, ten times slower, only if classes of the user's script require it."""
     try:
         return pickle.dumps(values, pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError):
@@ -541,7 +541,7 @@ def _write_values(leaf: ArrayLeaf, values: list[Any], out: NDArray[Any]) -> None
 
 
 def build_batch(layout: Layout, memory: Bytes, rows: int, columns: Sequence[list[Any]]) -> Any:
-    """Build the user's batch of `rows` rows on the slot's memory, without a copy, and from `columns` of values."""
+    """Build the user's batch: arrays on the slot's memory, without a copy, and other values from `columns`."""
     of_rows = layout.capacity is not None
     return _build(layout.tree, slot_views(layout, memory, rows if of_rows else None), columns, of_rows=of_rows)
 
@@ -570,7 +570,7 @@ def _build(node: Node, arrays: Sequence[Any], columns: Sequence[Sequence[Any]], 
 
 
 def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:
-    """Return the good rows of a batch; "replace" substitutes the next good row, wrapping around, for a failed one."""
+    """Return the good rows of a batch; "replace" puts the next good row, wrapping around, in place of a failed one."""
     good = [row for row in range(count) if row not in failed]
     if on_error != "replace" or not good:
         return good
@@ -578,7 +578,7 @@ def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:
 
 
 def torch_collate(samples: list[Any]) -> Any:
-    """Collate samples that differ in layout by torch's `default_collate`, with its errors."""
+    """Collate samples that differ in layout with torch's `default_collate`, which may raise."""
     from torch.utils.data import default_collate
 
     return default_collate(samples)

@@ -1,7 +1,7 @@
-"""Decode a field's bytes to a value, chosen by the last extension of the field's name.
+"""Decode a field's bytes with the decoder that the last extension of its name selects.
 
 A decoder may get a view of memory that is reused after the call, so its result must own its memory. Data is never
-executed, and the sizes that it claims are checked before memory is allocated.
+executed, and sizes claimed in data are checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Encoded = memoryview | bytearray | bytes
 """The bytes of a field. A decoder may keep a `bytearray` or `bytes`, but not a memoryview, which is reused."""
 
 Decoder = Callable[[Any], Any]
-"""Decode bytes to a value. Raises `ValueError`, or the user function's errors, for bytes of another format."""
+"""Decode bytes to a value. Raises `ValueError`, or the user function's errors, for bytes in another format."""
 
 DECOMPRESSED_LIMIT_BYTES = 513 << 20
-"""Maximum bytes by which a decoded field may exceed its stored ones: enough for a volume of 512 x 512 x 512 float32, or
+"""Maximum excess of a decoded field over its stored bytes: enough for a volume of 512 x 512 x 512 float32, or
 an image of `PIXEL_LIMIT`."""
 
 _MAGIC = b"\x93NUMPY"
@@ -43,7 +43,7 @@ _long_length = struct.Struct("<I").unpack_from
 
 _INT64_LIMIT = 1 << 63
 
-_GZIP_WINDOW_BITS = 31  # has zlib expect a gzip header
+_GZIP_WINDOW_BITS = 31  # makes zlib expect a gzip header
 _GZIP_PIECE_BYTES = 1 << 20
 _GZIP_CHUNK_BYTES = 1 << 14  # small, since zlib copies the rest of a chunk at the end of every member
 
@@ -52,7 +52,7 @@ _BYTEARRAYS = (b"cbuiltins\nbytearray\n", b"c__builtin__\nbytearray\n")
 
 
 class ExpansionError(ValueError):
-    """Raised for a field that would exceed its stored bytes by more than the limit."""
+    """Raised for a field whose decoded value would exceed the stored bytes by more than the limit."""
 
 
 def decoder_for(field: str, decode: Decode = True) -> Decoder:
@@ -62,8 +62,8 @@ def decoder_for(field: str, decode: Decode = True) -> Decoder:
         field: the full name, such as `"jpg"`, `"seg.png"` or `"depth.npy.gz"`. The last extension decides; `gz` is
             decompressed and then decoded by the extension before it. Unknown extensions give bytes.
         decode: True for the built-in decoders; False for bytes; a tuple of `Handler`; or a mapping to functions of
-            `bytes`, or to such tuples, which replace the built-in decoders. Its keys are full names, last extensions,
-            or several of them (`"jpg;png"`); full names take precedence.
+            `bytes`, or to such tuples, which replace the built-in decoders. Its keys are full names, which take
+            precedence, or last extensions, or several of these (`"jpg;png"`).
 
     Raises:
         ValueError: two keys of `decode` name the same field.
@@ -73,7 +73,7 @@ def decoder_for(field: str, decode: Decode = True) -> Decoder:
     field = normal_name(field)
     extension = last_extension(field)
     users: Mapping[str, Any] = by_field("decode", decode) if isinstance(decode, Mapping) else {}
-    if isinstance(decode, tuple) and extension != "gz":  # WebDataset, too, decompresses before it calls handlers
+    if isinstance(decode, tuple) and extension != "gz":  # WebDataset also decompresses before it calls handlers
         users = {extension: decode}
     for name in (field, extension):
         if name in users:
@@ -89,13 +89,12 @@ def decoder_for(field: str, decode: Decode = True) -> Decoder:
 
 
 def _handled(handlers: tuple[Handler, ...], field: str, data: bytes) -> Any:
-    """Return the first result of WebDataset's handlers that is not None, else that of the built-in decoder."""
+    """Return the first result of WebDataset's handlers that is not None, else the built-in decoder's."""
     key, content = f".{field}", data
     for handler in handlers:
         value = handler(key, content)
-        if (
-            type(value).__name__ == "Continue"
-        ):  # WebDataset's class for decompressed data, which goes to the next handlers
+        # WebDataset's class for decompressed data, which goes to the next handlers
+        if type(value).__name__ == "Continue":
             key, content = value.key, value.data
         elif value is not None:
             return value
@@ -165,7 +164,7 @@ def decode_npy(data: memoryview | bytearray) -> NDArray[Any]:
             f"the npy file is cut off: its header announces {end - start} bytes for shape {shape} of {dtype}, but it "
             f"has {max(len(data) - start, 0)}; write the sample again"
         )
-    # One copy of the whole file and one array on it cost half of slicing, wrapping and copying the elements.
+    # Copying the whole file and making an array on the copy costs half as much as slicing, wrapping and copying.
     memory = data if isinstance(data, bytearray) else bytearray(data)
     array: NDArray[Any] = np.ndarray(shape, dtype, memory, start, None, order)
     return array if aligned else array.copy(order)
@@ -319,7 +318,7 @@ def _decode_torch(data: memoryview) -> Any:
             check_entries(entries, len(content), DECOMPRESSED_LIMIT_BYTES)
             stored_bytes = sum(entry.file_size for entry in entries if "/data/" in entry.filename)
         if any(name in pickled for name in _BYTEARRAYS):  # torch allocates any size that the file claims
-            raise ValueError("it holds a bytearray; save bytes or a tensor of uint8 in its place")
+            raise ValueError("it holds a bytearray; save bytes or a tensor of uint8 instead")
         value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except ExpansionError:
         raise
@@ -328,7 +327,7 @@ def _decode_torch(data: memoryview) -> Any:
         raise ValueError(f"torch.load(weights_only=True) cannot read it: {problem}") from exc
     tensors = [each for each in _tensors(value) if each.layout is torch.strided]
     storages = {storage.data_ptr(): storage.nbytes() for storage in (each.untyped_storage() for each in tensors)}
-    if sum(storages.values()) > stored_bytes:  # torch trusts the announced sizes, and would read beyond them
+    if sum(storages.values()) > stored_bytes:  # torch trusts the claimed sizes, and would read beyond the stored bytes
         raise ValueError(f"its tensors claim more than the {counted(stored_bytes, 'byte')} stored for them")
     expanded_bytes = sum(each.numel() * each.element_size() for each in tensors)
     if expanded_bytes > len(content) + DECOMPRESSED_LIMIT_BYTES:
@@ -367,7 +366,7 @@ def _decode_by_library(data: memoryview, *, module: str, function: str, name: st
         ) from exc
     try:
         return decode(bytes(data), **options)
-    except Exception as exc:  # the libraries' own errors are plain subclasses of Exception, and they raise others too
+    except Exception as exc:  # the libraries raise their own subclasses of Exception, among others
         raise ValueError(f"not a {name}: {exc or type(exc).__name__}") from exc
 
 

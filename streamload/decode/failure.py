@@ -36,8 +36,8 @@ class SystemExitError(Exception):
 class Attempt:
     """Catch an exception in a `with` block and keep it in `error`.
 
-    Exits and interrupts (BaseException but not Exception) are raised, except for the panic of a Rust library
-    and the cancellation of a coroutine.
+    Other BaseExceptions, such as exits and interrupts, propagate, except a Rust library's panic and a coroutine's
+    cancellation.
 
     Args:
         exits: catch `sys.exit()` too, as a `SystemExitError`.
@@ -76,7 +76,7 @@ def in_words(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of `in_words`, or that of the `cause`, since Ray's errors add tracebacks."""
+    """Describe an exception in one line; for Ray's errors, which add tracebacks, describe their `cause`."""
     cause = getattr(error, "cause", None)
     return in_words(cause if isinstance(cause, BaseException) else error).strip().partition("\n")[0]
 
@@ -86,7 +86,7 @@ def failure_of(error: BaseException, _seen: frozenset[int] = frozenset()) -> Fai
     seen = _seen | {id(error)}
     raised_from = error.__cause__
     frames = error.__traceback__
-    # Without the frames before the user's function, which say nothing about it.
+    # Leave out the frames before the user's function, which are streamload's.
     while frames and frames.tb_next and frames.tb_frame.f_globals.get("__name__", "").startswith("streamload."):
         frames = frames.tb_next
     # The cause is sent separately, and would appear twice if it were also in this text.
@@ -102,7 +102,7 @@ def failure_of(error: BaseException, _seen: frozenset[int] = frozenset()) -> Fai
 
 
 def answer_failure(error: BaseException) -> Failure:
-    """Convert an exception for a constructor's caller: a ValueError is a wrong argument and needs no traceback."""
+    """Convert an exception for a constructor's caller: a ValueError means a wrong argument and needs no traceback."""
     failure = failure_of(error)
     return failure._replace(traceback="") if type(error) is ValueError else failure
 
@@ -115,8 +115,7 @@ def failure_here(error: Exception) -> Failure:
 def error_from(failure: Failure) -> Exception:
     """Rebuild an exception; a RuntimeError if it did not pickle.
 
-    The worker's traceback is added as a note, except to our own errors, whose messages are complete, and to failures
-    without one.
+    The worker's traceback, if any, becomes a note, except on streamload's own errors, whose messages are complete.
     """
     if failure.original is not None and failure.original.error is not None:
         return failure.original.error
@@ -158,14 +157,14 @@ def with_fields(failure: RowFailure, table: ShardTable, in_sidecars: Collection[
         return failure
     existing = table.sample_fields(failure.sample)
     if any(name in in_sidecars for name in failure.field.split(";")):
-        advice = f'write it again, or "{failure.field}?" in fields for samples without'
+        advice = f'write the sidecar again, or allow samples without the field by "{failure.field}?" in fields'
         message = f"{failure.message}; it has {listed(existing)}; its sidecar has no sample with this key: {advice}"
         return failure._replace(message=message)
     description = describe_existing(failure.field, existing)
     if not description.startswith(f"{listed(existing)}."):
         description += (
-            f'; write "{failure.field};OTHER" in fields to take another field where it is missing, or '
-            f'"{failure.field}?" to take samples without it as well'
+            f'; write "{failure.field};OTHER" in fields to read another field if it is missing, or '
+            f'"{failure.field}?" to include samples without it'
         )
     return failure._replace(message=f"{failure.message}; it has {description}")
 
@@ -183,6 +182,6 @@ def describe_existing(wanted: str, existing: Sequence[str]) -> str:
         return listed(existing) + did_you_mean(wanted, existing)
     return (
         f"{listed(existing)}. Names are split at the first dot, so the file 'x.{longer}' is the field {longer!r} of "
-        f"the sample 'x'; if that was not meant, rename the files, and otherwise request {longer!r}, or take "
-        "fields=None and have a transform choose"
+        f"the sample 'x'; request {longer!r}, rename the files, or read all fields with "
+        "fields=None and choose in a transform"
     )

@@ -1,7 +1,7 @@
 """Read one field of many samples from open shards into a column of values.
 
 Truncating a mapped shard kills the processes that read it. So only workers, which can be replaced, map shards, and only
-to read many rows at once: for a single field, a mapping would count all pages around it as the process's memory.
+to read many rows at once: a mapped field charges the process for all pages around it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ROWS_PER_SHARD = 8
 # Rows above this size are copied one by one, smaller ones by one indexing operation per shard.
 _ROW_BY_ROW_BYTES = 1024
 
-# Fields above this size are read one by one: a call costs little beside the copy, and no neighbouring pages are mapped.
+# Fields above this size are read one by one: the call costs little next to the copy, and no other pages are mapped.
 _VIEWED_BYTES = 32 << 10
 
 # Decoded arrays below this size are copied to their batch together, which is faster.
@@ -57,7 +57,7 @@ class ShardReader(ABC):
         """Return the shard's url and size in bytes."""
 
     def read_into(self, target: memoryview, shard: int, start: int) -> int:
-        """Fill `target` with the bytes from `start` on; return how many, fewer if the shard ends earlier."""
+        """Fill `target` with the bytes from `start` on; return their number, smaller if the shard ends earlier."""
         data = self.read(shard, start, len(target))
         target[: len(data)] = data
         return len(data)
@@ -126,7 +126,7 @@ class Work:
         failed: Callable[[int, Exception], RowFailure],
         numbers: range | None = None,
     ) -> None:
-        """Run an action over all rows that have not failed; if it raises at a row, that row fails and it continues."""
+        """Run an action over all rows that have not failed; if it raises, that row fails and the next follows."""
         progress, failures = self.progress, self.failures
 
         def left() -> Iterator[int]:
@@ -161,10 +161,10 @@ class FieldReader:
         self._single = single
         self._decodings: dict[str, tuple[Decoder, type[Encoded]]] = {}
         self._reused = memoryview(b"")
-        self._reusing: set[str] = set()  # fields whose decoders may write again to the memory of earlier arrays
+        self._reusing: set[str] = set()  # fields whose decoders may reuse the memory of arrays they returned
 
     def decoding(self, name: str) -> tuple[Decoder, type[Encoded]]:
-        """Return a field's decoder, and the class of bytes to pass: memoryview only if no reference is kept."""
+        """Return a field's decoder, and the class of bytes to pass: memoryview only if the decoder keeps none."""
         decoding = self._decodings.get(name)
         if decoding is None:
             kind: type[Encoded] = bytes
@@ -175,7 +175,7 @@ class FieldReader:
         return decoding
 
     def is_built_in(self, column: Column) -> bool:
-        """Return True if only the library's own decoders apply."""
+        """Return True if only built-in decoders apply."""
         return all(decodes_as_built_in(name, self._job.decode) for name in column.alternatives)
 
     def is_absent(self, column: Column, row: int) -> bool:
@@ -235,7 +235,7 @@ class FieldReader:
             work: the rows.
             column: the field.
             failed: creates the failure of a row.
-            blocks: the memory for the values of each batch, if known.
+            blocks: each batch's memory for the values, if known.
         """
         name, largest = column.alternatives[0], int(column.sizes.max())
         is_whole = not self._single and self.is_built_in(column)
@@ -291,7 +291,7 @@ class FieldReader:
                 elif not is_built_in:
                     batch = list(map(owned, batch))
             batches[start] = batch
-            values[start:end] = [None] * len(block)  # later values reuse their memory, which is in the caches
+            values[start:end] = [None] * len(block)  # later values reuse this memory, still in the CPU's caches
         return batches
 
     def _row_reader(
@@ -302,7 +302,7 @@ class FieldReader:
         progress, small = work.progress, None if gathered is None else _fields(column, gathered, of_bytes)
 
         def read(values: list[Any], numbers: range) -> None:
-            # Counting here is noticeably faster for small fields than a generator of rows.
+            # For small fields, counting rows here is noticeably faster than `each_row`'s generator.
             numbered = zip(numbers, small or (), strict=False)
 
             def read_small(_: Iterator[int]) -> None:
@@ -324,7 +324,7 @@ class FieldReader:
 
 
 def field_of(column: Column, row: int) -> str:
-    """Return the alternative that a row has."""
+    """Return the name of the alternative that a row has."""
     return column.alternatives[0 if column.which is None else column.which.item(row)]
 
 
@@ -378,7 +378,7 @@ def _copy(gathered: _Gathered, out: NDArray[Any]) -> None:
 def _arrays(
     column: Column, gathered: _Gathered, blocks: list[NDArray[Any]] | None
 ) -> NDArray[Any] | dict[int, NDArray[Any]] | None:
-    """Copy equally long arrays of one dtype and shape, to their batches' memory if they fit; None if they differ."""
+    """Copy arrays of the same size, dtype and shape, to their batches' memory if they fit; None if they differ."""
     (shards, _, memory, starts), size = gathered, int(column.sizes[0])
     first = memory[int(shards[0])][int(starts[0]) :][:size]
     try:
@@ -442,7 +442,7 @@ def _fields(column: Column, gathered: _Gathered, kind: type[Encoded]) -> Iterato
 
 
 class OpenShards(ShardReader):
-    """Read open shards. Their descriptors are closed with this object at the latest.
+    """Read shards by open descriptors, which are closed with this object at the latest.
 
     Args:
         maps: map shards; False in a process that must survive their truncation.
@@ -466,7 +466,7 @@ class OpenShards(ShardReader):
         self._opened[shard] = url, size_bytes
 
     def read_into(self, target: memoryview, shard: int, start: int) -> int:
-        """Fill `target` with the bytes from `start` on; return how many, fewer if the shard ends earlier."""
+        """Fill `target` with the bytes from `start` on; return their number, smaller if the shard ends earlier."""
         return read_fully(self.descriptors[shard], target, start)
 
     def read(self, shard: int, start: int, size_bytes: int) -> bytes:
@@ -481,7 +481,7 @@ class OpenShards(ShardReader):
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
-        """Return bytes that hold many fields, and the offset of each; None if one lies beyond the shard."""
+        """Return bytes that hold many fields, and the offset of each; None if one cannot be read."""
         size_bytes = self._opened[shard][1]
         if not len(offsets) or offsets.min() < 0 or (sizes > size_bytes - offsets).any():
             return None

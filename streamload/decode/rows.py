@@ -39,14 +39,14 @@ PROGRAM_ERRORS = (
 )
 """Exceptions of user code that indicate a bug in the program, not bad data; `on_error` does not apply to them."""
 
-# Built-in functions that cannot draw. Others, such as `sum`, `list` and `bytes`, may call or iterate over their
-# argument, which may draw.
+# Built-in functions that cannot draw random numbers. Others, such as `sum`, `list` and `bytes`, may call or iterate
+# over an argument that draws.
 _DRAW_NOTHING: tuple[object, ...] = (
     *(abs, bool, complex, float, int, len, memoryview, str, type),
     *(ascii, bin, chr, format, hash, hex, id, oct, ord, repr),
 )
 
-# The global generators, as names for `pkgutil.resolve_name`.
+# The global random generators, as names for `pkgutil.resolve_name`.
 _GENERATORS = (
     "random:_inst",
     "numpy.random.mtrand:_rand",
@@ -54,7 +54,7 @@ _GENERATORS = (
     "torch:default_generator",
 )
 
-# Torchvision's transforms of arrays, and its containers of transforms.
+# Torchvision's transforms that accept arrays, and its containers of transforms.
 _TAKE_ARRAYS = {"ToImage", "ToPILImage", "ToTensor", "Lambda", "Identity"}
 _CHAINS = {"Compose", "Sequential", "RandomApply", "RandomChoice", "RandomOrder"}
 
@@ -103,17 +103,17 @@ class RowMaker:
         progress: Progress | None = None,
         blocks: Mapping[int, list[NDArray[Any]]] | None = None,
     ) -> Work:
-        """Read, decode and transform rows. Raises only interrupts, and in the caller's process exits.
+        """Read, decode and transform rows. Raises only KeyboardInterrupt, or SystemExit in the caller's process.
 
         Args:
             table: the rows, and the places of their fields.
             shards: reads the bytes.
             random: called once, in order, for each row whose transform needs it.
             keys: the rows' keys, if samples hold them.
-            untried: rows to count as failed, with the reason.
+            untried: rows to fail without trying, with the reason.
             progress: set to the number of the current row, and to -1 at the end.
-            blocks: for the number of a value within rows, the memory of each batch, with an entry per row. Values are
-                copied there, or written there by functions that take `out`.
+            blocks: by a value's position in the row, each batch's memory, with an entry per row. Values are copied
+                there, or written there by functions that take `out`.
         """
         work = Work(table, shards, random, keys, [-1] if progress is None else progress)
         for row, reason in (untried or {}).items():
@@ -162,7 +162,7 @@ class RowMaker:
                 functions = self._transforms[datasets[row] if datasets else 0]
                 rng = random.generator(*names[row]) if self._takes_rng else None
                 if loop is not None:
-                    rng = deepcopy(rng)  # the next row sets the shared one
+                    rng = deepcopy(rng)  # the next row reseeds the shared one
                 self.seeds.seed(random, *names[row])
                 for field in transformed:
                     making[row] = field.column, False
@@ -205,7 +205,7 @@ class RowMaker:
             try:
                 return attempt.error
             finally:
-                attempt.error = None  # its traceback refers to this frame, and the cycle would keep the event loop
+                attempt.error = None  # its traceback refers to this frame; the cycle would keep the event loop alive
 
         def make_at_once(numbers: Iterator[int]) -> None:
             with suppress(StopIteration):  # it never suspends
@@ -280,7 +280,7 @@ class RowMaker:
         return [urls[shard] for shard in work.row_shards]
 
     def _failed(self, work: Work, column: Column | None, in_transform: bool, row: int, error: Exception) -> RowFailure:
-        """Return the failure of a row, in a column or as a whole. Raises exits in the caller's process."""
+        """Return a row's failure, in one column or as a whole. In the caller's process, raise SystemExit again."""
         of_field = "" if column is None else f" of field {column.name!r}"
         if error.args == ("coroutine raised StopIteration",) and isinstance(error.__cause__, StopIteration):
             error = error.__cause__  # the user's function raised it, and the coroutine `make` converted it
@@ -301,7 +301,7 @@ class RowMaker:
         fatal = kind == "ShardChangedError" or isinstance(cause, PROGRAM_ERRORS if in_program else ImportError)
         if fatal and in_program and cause is not None and self._job.on_error != "raise":
             message += (
-                f"; on_error={self._job.on_error!r} is for samples with bad data, and {type(cause).__name__} counts as "
+                f"; on_error={self._job.on_error!r} is for samples with bad data, but {type(cause).__name__} counts as "
                 "a mistake in the program: raise ValueError for samples to leave out"
             )
         # Errors that are only counted lose their frames, which would keep memory alive.
@@ -323,7 +323,7 @@ class RowMaker:
 
 
 class _Transformed:
-    """A column that is made row by row, since the user's functions are called, and the seconds that this takes."""
+    """A column that is made row by row with the user's functions, and the seconds that this takes."""
 
     def __init__(self, column: Column, values: PlacedRows) -> None:
         self.column, self.values = column, values
@@ -394,7 +394,7 @@ class UserFunction:
 
 
 def _torchvision_advice(function: object) -> str | None:
-    """Return advice if the first transform of a field or sample is one of torchvision's `v2` that needs tensors.
+    """Return advice if the first transform of a field or sample is a torchvision `v2` transform that needs tensors.
 
     Such a transform silently ignores all but tensors and PIL images, so a model would be trained without it.
     """
@@ -475,7 +475,7 @@ class UnseededError(Exception):
 
 
 def names_of_generators() -> dict[int, str]:
-    """Return names for `pkgutil.resolve_name` of the global generators, by the generators' `id` in this process."""
+    """Return the global generators' names for `pkgutil.resolve_name`, by the generators' `id` in this process."""
     names = {}
     for name in _GENERATORS:
         module, _, path = name.partition(":")

@@ -282,9 +282,8 @@ def _stored_numbers(image: ImageFile, data: memoryview) -> NDArray[Any]:
             )
         if pixels.ndim == 2:
             return pixels  # type: ignore[no-any-return]
-        order = (
-            [0, 3] if is_grey_with_alpha else [2, 1, 0, *range(3, pixels.shape[2])]
-        )  # OpenCV's order is blue, green, red
+        # OpenCV's order is blue, green, red.
+        order = [0, 3] if is_grey_with_alpha else [2, 1, 0, *range(3, pixels.shape[2])]
         return np.ascontiguousarray(pixels[:, :, order])
     arguments = [tile.args for tile in image.tile]
     if image.format == "PPM":

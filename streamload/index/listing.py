@@ -443,9 +443,8 @@ class ShardFinder:
                 f"no such shard, though the index beside it names it; restore it, or {drop}",
                 url=f"{folder}/{missing[0]}",
             )
-        return [
-            listed.get(name) or ShardInfo(f"{folder}/{name}", UNKNOWN_BYTES, 0) for name in names
-        ]  # listings omit hidden ones
+        # Listings omit hidden shards.
+        return [listed.get(name) or ShardInfo(f"{folder}/{name}", UNKNOWN_BYTES, 0) for name in names]
 
     def _look_up(self, urls: Sequence[str]) -> dict[str, ShardInfo]:
         infos: dict[str, ShardInfo] = {}

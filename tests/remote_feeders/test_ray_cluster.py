@@ -96,7 +96,7 @@ def test_what_fits_is_counted_node_by_node() -> None:
     cluster.require({"CPU": 3}, 7)
     cluster.require({"CPU": 3, "memory": 4e9}, 2)
     with pytest.raises(
-        ClusterError, match="'auto' has room for 7 of 8 tasks with 3 CPU each: of its 3 nodes the largest"
+        ClusterError, match="'auto' has room for 7 of 8 tasks with 3 CPU each; the largest of its 3 nodes"
     ):
         cluster.require({"CPU": 3}, 8)
     with pytest.raises(ClusterError, match="room for 2 of 3 feeders"):
