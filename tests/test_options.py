@@ -91,7 +91,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
         ("fields", value, ValueError, 'a tuple of strings, such as ("jpg;png", "cls")')
         for value in ((), [], ("jpg", 3), ("",), ("jpg;",), (";",), ("a;;b",))
     ],
-    ("fields", ("__name__",), ValueError, "__key__ and __url__ only"),
+    ("fields", ("__name__",), ValueError, "'__name__' is not a field; use __key__ or __url__"),
     *[("memory_budget", value, TypeError, '"512MiB" or "20GB"') for value in (None, 1.5, True, ["1GB"])],
     *[("memory_budget", value, ValueError, '"512MiB" or "20GB"') for value in (0, -1, "", "much", "GB", "3 furlongs")],
     *[("cache_size", value, ValueError, '"512MiB" or "20GB"') for value in (0, "nan", "1e400GB", "1e300GB")],
