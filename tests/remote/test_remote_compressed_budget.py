@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matrix import exhaustive
-from places import COMPRESSORS
+from places import COMPRESSORS, write_datasets
+from servers.faults import FaultServer
+from typer.testing import CliRunner
 
 from streamload import ShardWriter, StreamLoader
+from streamload.cli.main import app
 from streamload.errors import StorageError
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
@@ -62,3 +67,17 @@ def test_an_epoch_comes_whole_or_does_not_fit(folder: Path, batch_size: int, bud
     except StorageError as error:
         found = SAMPLES if shuffle or budget < 60 else [str(error)]  # a batch may lie in two shards
     assert found == SAMPLES
+
+
+def test_shards_are_decompressed_ahead_only_where_there_is_room_for_them(tmp_path: Path) -> None:
+    """What is displaced is fetched again: only the first ones are, since nobody knows yet how large shards become."""
+    write_datasets(tmp_path, [[MB] * 20] * 6, [])
+    (tmp_path / "gz").mkdir()
+    for whole in (tmp_path / "plain").iterdir():
+        (tmp_path / "gz" / f"{whole.name}.gz").write_bytes(gzip.compress(whole.read_bytes(), 0, mtime=0))
+    assert CliRunner().invoke(app, ["index", os.fspath(tmp_path / "gz")]).exit_code == 0
+    with FaultServer(tmp_path / "gz") as server:
+        urls = [f"{server.url}/part{shard:03d}-000000.tar.gz" for shard in range(6)]
+        with StreamLoader(urls, 4, fields=("cls",), num_workers=0, memory_budget=60 * MB) as loader:
+            assert [label for (labels,) in loader for label in labels.tolist()] == list(range(120))
+        assert server.report().sent_bytes < 1.6 * 120 * MB

@@ -48,6 +48,19 @@ def test_a_collate_fn_that_kills_every_worker_ends_the_pass(source: str) -> None
             list(loader)
 
 
+def test_a_large_batch_is_made_again_of_the_same_samples(tmp_path: Path) -> None:
+    def deadly_once(value: int) -> int:
+        if value == 350 and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            os._exit(9)
+        return value
+
+    large = write_numbers(tmp_path / "shards", [300, 300])
+    with StreamLoader(large, 300, fields=("cls",), transform={"cls": deadly_once}, num_workers=1) as loader:
+        assert [value for (batch,) in loader for value in batch.tolist()] == list(range(600))
+        assert loader.statistics().restarted_workers == 1
+
+
 def test_workers_that_die_at_every_start_end_the_pass(source: str) -> None:
     with StreamLoader(source, 5, worker_init_fn=lambda worker: os._exit(3), num_workers=1) as loader:
         with pytest.raises(WorkerError, match="ended with status 3 before it was ready, 3 times running"):
