@@ -57,12 +57,12 @@ class StreamLoader(OpenDataset):
     not on workers, timing, or an index. Every sample is delivered exactly once, or is named in an error or in `skipped`
     (the newest 10,000).
 
-    A feeder process and `num_workers` worker processes start with the first pass and run until the loader is closed. A
-    pass that is left early (`break`, an exception in the loop's body) skips the rest of its epoch. An error of the
-    loader, and Ctrl-C while it waits for a batch, end the processes; the next pass starts new ones. A process that dies
-    is replaced, and the epoch continues with the same batches. The loader starts no thread in the process that
-    iterates, and only one thread at a time may use it. In an event loop, use `async for` and `async with`, which let
-    other coroutines run while the loader waits.
+    A feeder process and `num_workers` worker processes start with the loader and run until it is closed. A pass that is
+    left early (`break`, an exception in the loop's body) skips the rest of its epoch. An error of the loader, and
+    Ctrl-C while it waits for a batch, end the processes; the next pass starts new ones. A process that dies is
+    replaced, and the epoch continues with the same batches. The loader starts no thread in the process that iterates,
+    and only one thread at a time may use it. In an event loop, use `async for` and `async with`, which let other
+    coroutines run while the loader waits.
 
     Attributes:
         rank, world_size, batch_size, drop_last, num_workers: the arguments, with None and "auto" resolved.
@@ -338,7 +338,8 @@ class StreamLoader(OpenDataset):
         """Return the loop's position, as a small dict of JSON types, for `load_state_dict`.
 
         The position counts the samples delivered to the loops of all ranks, without prefetched ones. Every rank's state
-        is the same, so saving one is enough. Within the loop it is the position after the current batch.
+        is the same, so saving one is enough. Within the loop it is the position after the current batch,
+        and after the loop the start of the next epoch.
         """
         return self._state_at(*self._cursor.to_save()).to_json()
 
