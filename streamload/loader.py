@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn, Self
 
 from streamload.arguments import advises, as_python, check_int
 from streamload.decode.tasks import OnError, Transform
-from streamload.errors import SampleError, without_secrets
+from streamload.errors import SampleError, StreamloadError, without_secrets
 from streamload.options import Options, RayFeeders, rank_and_world_size
 from streamload.order.options import batches_per_rank
 from streamload.order.share import EpochStart
@@ -192,7 +192,10 @@ class StreamLoader(OpenDataset):
             from streamload.cluster.connection import RayChannel
 
             start_elsewhere = partial(RayChannel, feeders, budget_is_automatic=memory_budget == "auto")
-        self._link = FeederLink(options, portions, self._sampling, cuda=cuda, start_elsewhere=start_elsewhere)
+        try:
+            self._link = FeederLink(options, portions, self._sampling, cuda=cuda, start_elsewhere=start_elsewhere)
+        except StreamloadError as error:  # the library's own frames tell the user nothing
+            raise error.with_traceback(None) from error.__cause__
         self._listing = self._link.listing
         self._batch_builder = BatchBuilder(on_error, repeats=pad and on_error != "raise")
         self._cursor, self._in_use, self._meter = Cursor(), RLock(), Meter(options.workers)

@@ -23,6 +23,7 @@ from streamload.errors import (
     DecodeError,
     SampleError,
     ShardChangedError,
+    ShardNotFoundError,
     TransformError,
     WorkerError,
 )
@@ -57,6 +58,12 @@ def test_a_transform_that_raises(source: str, workers: int) -> None:
     assert "PickyError" in text
     assert "000033" in "".join(error.__cause__.__notes__ if error.__cause__ else [])
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_an_error_of_the_constructor_shows_no_inner_frames(tmp_path: Path) -> None:
+    with pytest.raises(ShardNotFoundError, match="no such shard or folder") as caught:
+        StreamLoader(tmp_path / "nowhere", 1)
+    assert [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)][1:] == ["checked", "__init__"]
 
 
 def test_a_sample_that_fails_is_replaced(source: str) -> None:
