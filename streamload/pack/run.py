@@ -53,7 +53,7 @@ from streamload.write.shard_writer import ConsecutiveShards, Destination, Member
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-Span = tuple[int, int]  # consecutive items: the first, and one after the last
+Span = tuple[int, int]  # consecutive items: the number of the first, and one past the last
 Fault = tuple[str, str]  # a file that cannot be packed, and why
 # Appends a sample: its key, its members and its label.
 Append = Callable[[str, Sequence[Member], int | None], None]
@@ -95,8 +95,8 @@ def pack_into(
         target: where and how to write shards.
         plan: returns the tasks in the order of their shards; may run calls in the pool.
         check: called with all records before the index is written; may raise.
-        label: the activity, for the progress.
-        unit: the tasks' items, in the plural.
+        label: the name of the activity in progress lines.
+        unit: the name of the tasks' items, in the plural.
         splits: the folders of shards in the destination; "" is the destination itself.
         classes: the names of the classes, or None.
 
@@ -151,7 +151,7 @@ class Target:
         skip_bad: skip faulty samples.
         resume: continue an unfinished run.
         overwrite: replace existing shards.
-        workers: processes, or Ray tasks in flight; None for the default.
+        workers: number of processes, or of Ray tasks in flight; None for the default.
         ray: the address of a Ray cluster, or None.
     """
 
@@ -192,7 +192,7 @@ class Task:
 
 
 def digest_of(*parts: object) -> str:
-    """Return a digest of values, of which `repr` must show everything that matters."""
+    """Return a digest of values; their `repr` must show everything that matters."""
     return hashlib.sha256(repr(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
 
@@ -241,7 +241,7 @@ def read_record(content: bytes, task: Task) -> Record:
 
 
 class _Run:
-    """Take one destination from its lock to its index, and restore order in it if the run fails.
+    """Lock, fill and index one destination, and clean it up if the run fails.
 
     Attributes:
         records: the records of the finished tasks, by digest.
@@ -283,10 +283,10 @@ class _Run:
                     os.rmdir(folder)
 
     def may_begin(self) -> bool:
-        """Return False if the run to resume is already complete. Raise UsageError if existing shards must stay."""
+        """Return False if the run to resume is complete. Raise UsageError if existing shards may not be replaced."""
         target, unfinished = self._target, self._read_run_file()
         if unfinished is None:
-            self._remove_records()  # left by a complete run that was killed before removing them
+            self._remove_records()  # of a complete run that was killed before it removed them
         elif not (target.resume or target.overwrite):
             advice = f"go on with {_RESUME}, or discard it with {_OVERWRITE}"
             raise UsageError(f"{target.dest!r} holds an unfinished run; {advice}")
@@ -296,7 +296,7 @@ class _Run:
             folder = self._folders[split]
             existing = folder.existing(SHARDS)
             if existing and unfinished is None:
-                state = f"{folder.folder!r} holds {counted(len(existing), 'shard')} already"
+                state = f"{folder.folder!r} already holds {counted(len(existing), 'shard')}"
                 if not (target.resume or target.overwrite):
                     raise UsageError(f"{state}; replace them with {_OVERWRITE}, or choose another destination")
                 index = ShardFinder(None, target.storages).index_of(folder.folder)
@@ -314,7 +314,7 @@ class _Run:
         return True
 
     def _ours(self, split: str) -> list[str]:
-        """Return the existing shards that an index or a run names, and later shards of the same tasks."""
+        """Return the existing shards that an index or a run names, and further shards of the same tasks."""
         names = self._names.get(split)
         existing = self._folders[split].existing(SHARDS) if names else []
         return [name for name in existing if names and (name in names or _FURTHER.sub("", name) in names)]
@@ -324,7 +324,7 @@ class _Run:
         others = {info.url.rsplit("/", 2)[-2] for info in shards} - self._folders.keys()
         if others or self._folders[""].existing(SHARDS):
             folder = self._target.folder(min(others, default="")).folder
-            raise UsageError(f"{folder!r} holds shards of other splits or of none; choose another DEST or remove them")
+            raise UsageError(f"{folder!r} holds shards outside this run's splits; choose another DEST or remove them")
 
     def begin(self, tasks: Sequence[Task]) -> None:
         """Mark the destination as unfinished, and remove everything except the shards of finished tasks."""
@@ -344,7 +344,7 @@ class _Run:
             self._storage.delete(f"{self._folders[split].folder}/{CLASSES_FILE}")
         self._remove_records(keep=self.records.keys())
         if self.records:
-            say(f"note: {len(self.records):,} of {counted(len(tasks), 'task')} are done already")
+            say(f"note: {len(self.records):,} of {counted(len(tasks), 'task')} are already done")
 
     def _remove_half_written(self) -> None:
         for each in self._folders.values() if self._path is not None else ():
@@ -410,7 +410,7 @@ class _Run:
         self._remove_records()
 
     def abort(self, exc: BaseException) -> None:
-        """Keep finished shards, and note on the exception how to resume; if there are none, leave no trace."""
+        """Keep finished shards, and note on the exception how to resume; without finished shards, leave no trace."""
         if not self._is_begun:
             return
         with suppress(OSError, StreamloadError):
@@ -422,7 +422,7 @@ class _Run:
         exc.add_note(f"finished shards are kept: go on with {_RESUME}, or start over with {_OVERWRITE}")
 
     def _read_run_file(self) -> dict[str, set[str]] | None:
-        """Return the names of all shards that an unfinished run may have left, by split; None without such a run."""
+        """Return the names of shards that an unfinished run may have left, by split; None if there is no such run."""
         path = f"{self._packing}/{_RUN_FILE}"
         content = read_if_there(self._storage, path, _MOST_RECORD_BYTES)
         if content is None:
@@ -456,10 +456,10 @@ def numbered(spans: Iterable[Span]) -> list[tuple[Span, str]]:
 
 
 def estimated_spans(pool: Pool, works: Sequence[Work], max_bytes: int | None, max_count: int | None) -> list[Span]:
-    """Split items, given the work of packing each, into equal spans that fill a shard to about nine tenths.
+    """Split items into equal spans that fill a shard to about nine tenths; each of `works` packs one item.
 
     To estimate sizes, one item in sixteen, at most 128, is packed on trial. There are at least sixteen spans, unless
-    they would have fewer than sixteen items.
+    these would have fewer than sixteen items each.
     """
     count = len(works)
     number = min(_MOST_MEASURED, count // _SHARDS_AT_LEAST)
@@ -476,7 +476,7 @@ def estimated_spans(pool: Pool, works: Sequence[Work], max_bytes: int | None, ma
 
 
 def measure(work: Work) -> tuple[int, int]:
-    """Return the bytes and the number of samples that the work would write."""
+    """Return the number of bytes and of samples that the work would write."""
     sizes: list[int] = []
     work(lambda _, members, __: sizes.append(size_of(members)))
     return sum(sizes), len(sizes)
@@ -524,7 +524,7 @@ def _outcome(call: Callable[[], Any]) -> Any:
 
 @contextmanager
 def _starting_processes() -> Iterator[None]:
-    """Make processes that are started in this context ignore Ctrl-C, and not run the user's script again."""
+    """Make processes that are started in this context ignore Ctrl-C and not rerun the user's script."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
@@ -548,8 +548,8 @@ def _exit_at_close(life: Connection) -> None:
 def ray_pool(address: str, at_once: int | None) -> Iterator[Pool]:
     """Open a pool on the Ray cluster at an address. Raises ClusterError.
 
-    Each call is a task of one CPU, which Ray repeats if its process or node is lost. `at_once` tasks are in flight, by
-    default four per CPU. Results are in order. On exit, unfinished tasks are cancelled.
+    Each call is a task of one CPU, which Ray repeats if its process or node is lost. At most `at_once` tasks are in
+    flight, by default four per CPU. Results are in order. On exit, unfinished tasks are cancelled.
     """
     with closing(connect(address)) as cluster:
         cluster.require({"CPU": 1})
@@ -680,5 +680,5 @@ def shown_bytes(size: float) -> str:
 
 
 def shown_time(seconds: float) -> str:
-    """Format seconds as `1.2 s`, and from a minute on as `0:03:04`."""
+    """Format seconds as `1.2 s`, or as `0:03:04` from a minute on."""
     return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))

@@ -60,7 +60,7 @@ from streamload.write.shard_writer import too_large
 _ORDER, _SPLIT = 0, 1  # the purposes of random streams
 _NO_LABEL = -(1 << 63)
 _USTAR_NAME_BYTES = 100
-_LONG_NAME_BLOCKS = 3  # of a header with a longer name
+_LONG_NAME_BLOCKS = 3  # in the header of a longer name
 _FIELDS_SHOWN = 8
 _SMALL_BYTES = 1_000_000
 _LABELS_NAMES = ("labels.json", *(f"labels{extension}" for extension in TABLE_EXTENSIONS))
@@ -84,8 +84,8 @@ def source_to_shards(
         A report for JSON; None if the run to resume was already complete.
 
     Raises:
-        UsageError: the source, the destination and the options do not fit together, or the destination holds shards.
-        ValueError: files are faulty (and were printed), or no sample is left.
+        UsageError: the options do not fit the source or the destination, or the destination holds shards.
+        ValueError: files are faulty (each is printed), or no samples are left.
         StreamloadError, OSError: something cannot be read or written.
     """
     began = time.monotonic()
@@ -94,7 +94,7 @@ def source_to_shards(
         _refuse_resizing(opened.samples)
     if fractions is not None and opened.parts is not None:
         parts = ", ".join(opened.parts)
-        raise UsageError(f"{source!r} is already divided into {parts}; leave out --split, or give one of them")
+        raise UsageError(f"{source!r} is already divided into {parts}; leave out --split, or pack one of them")
     for note in opened.notes:
         say(f"note: {note}")
     files = len({member.path for sample in opened.samples for member in sample.members})
@@ -168,7 +168,7 @@ def open_source(source: str, options: SourceOptions) -> Source:
 def _refuse_others(options: SourceOptions, kind: str, accepted: set[str]) -> None:
     changed = [each.name for each in dataclass_fields(options) if getattr(options, each.name) != each.default]
     if useless := [f"--{name.replace('_', '-')}" for name in changed if name not in accepted]:
-        raise UsageError(f"{' and '.join(useless)} would have no effect on {kind}, which SOURCE is; leave it out")
+        raise UsageError(f"{' and '.join(useless)} would have no effect on {kind}, such as SOURCE; leave it out")
 
 
 def _refuse_resizing(samples: Sequence[SourceSample]) -> None:
@@ -176,13 +176,13 @@ def _refuse_resizing(samples: Sequence[SourceSample]) -> None:
     known = {name for names in fields for name in names}
     others = not known.isdisjoint(ARRAY_FIELDS) or (known and not any(map(is_image, known)))
     if others or any(sum(map(is_image, names)) > 1 for names in fields):
-        raise UsageError("--resize is for images, one in each sample; the source holds others, such as masks or arrays")
+        raise UsageError("--resize is for images, one in each sample; the source has more, such as masks or arrays")
 
 
 def _plan(
     source: Source, target: Target, parts: Mapping[str, Sequence[int]], resizing: Resizing | None, pool: Pool
 ) -> list[Task]:
-    """Return the tasks: shards as full as allowed, or filled by an estimate if images are resized."""
+    """Return the tasks. Their shards are as full as allowed, or filled by an estimate if images are resized."""
     max_bytes, max_count = target.max_bytes, target.max_count
     assert max_bytes is not None
     libraries = ("simplejpeg", "opencv-python-headless", "pillow", "numpy") if resizing else ()
@@ -219,7 +219,7 @@ def sample_bytes(sample: SourceSample) -> int:
 
 
 def parse_split(text: str) -> dict[str, float]:
-    """Parse splits such as `train=0.9,val=0.1`. Raises UsageError, also if the fractions do not sum to 1."""
+    """Parse splits such as `train=0.9,val=0.1`. Raises UsageError if malformed, or if the sum of fractions is not 1."""
     fractions: dict[str, float] = {}
     for part in map(str.strip, text.split(",")):
         name, _, number = part.partition("=")
@@ -232,7 +232,7 @@ def parse_split(text: str) -> dict[str, float]:
             raise UsageError(f"--split: {part!r} must be NAME=FRACTION, {advice}")
         fractions[name] = fraction
     if not math.isclose(total := sum(fractions.values()), 1, abs_tol=1e-6):
-        raise UsageError(f"--split: the fractions add up to {total:g}, and must add up to 1")
+        raise UsageError(f"--split: the fractions add up to {total:g}, but must add up to 1")
     return fractions
 
 
@@ -249,7 +249,7 @@ def permutation(count: int, seed: int, label: int = 0, purpose: int = _ORDER) ->
 def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float], seed: int) -> dict[str, list[int]]:
     """Return ascending positions in `labels` for each split, chosen at random within each class.
 
-    Each split with a nonzero fraction gets a sample of each class that has enough samples.
+    Each split with a nonzero fraction gets at least one sample of every class that has enough samples.
     """
     chosen: dict[str, list[int]] = {name: [] for name in fractions}
     by_class: dict[int, list[int]] = {}
@@ -274,11 +274,11 @@ def _check(files: int, skip_bad: bool, records: Sequence[Record]) -> None:
         say(f"{path}: {reason}")
     if faults and not skip_bad:
         raise ValueError(
-            f"{len(faults):,} of {counted(files, 'file')} {'is' if len(faults) == 1 else 'are'} damaged or of another "
-            "kind; repair or remove them, or leave them out with --skip-bad"
+            f"{len(faults):,} of {counted(files, 'file')} {'is' if len(faults) == 1 else 'are'} damaged or of an "
+            "unexpected type; repair or remove them, or leave them out with --skip-bad"
         )
     if not any(record.shards for record in records):
-        raise ValueError("no sample is left to pack")
+        raise ValueError("no samples are left to pack")
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +289,7 @@ class PackFiles:
     resizing: Resizing | None
 
     def __call__(self, append: Append) -> Sequence[Fault]:
-        """Append the samples whose files are all intact; return the faults of the other files."""
+        """Append each sample whose files are all intact; return the faults of the others."""
         faults: list[Fault] = []
         for sample in self.samples:
             fields: list[tuple[str, bytes]] = []
@@ -327,10 +327,10 @@ def as_lines(report: Mapping[str, Any]) -> Iterator[str]:
     content, stored = report["content_bytes"], report["bytes"]
     if stored > max(2 * content, _SMALL_BYTES):
         yield (
-            f"{shown_bytes(content)} of content became {shown_bytes(stored)}: a tar adds 512 bytes to each field and "
+            f"{shown_bytes(content)} of content became {shown_bytes(stored)}: tar adds 512 bytes to each field and "
             "pads it to a multiple of 512; store small values together, as one json or npy"
         )
-    # A table's columns in json may be null or of mixed types, which cannot be batched.
+    # A table's columns in json may hold nulls or mixed types, which cannot be batched.
     odd = COLUMNS_FIELD if fields.keys() - {COLUMNS_FIELD, LABEL_FIELD} else None
     chosen = [name for name, count in fields.items() if count == samples and name != odd]
     where = ""
@@ -351,7 +351,7 @@ def as_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _stored_fields(records: Sequence[Record], samples: int) -> dict[str, int]:
-    """Count the samples that have each field, with alternatives as one (`jpg;png`); the label last."""
+    """Count the samples that have each field, the label last; alternatives count as one field (`jpg;png`)."""
     stored: Counter[str] = Counter()
     for table in (shard.table for record in records for shard in record.shards):
         counts = np.bincount(table.member_field, minlength=len(table.fields))

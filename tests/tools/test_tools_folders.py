@@ -57,7 +57,7 @@ def test_classes_are_numbered_in_the_order_of_their_names(tmp_path: Path) -> Non
     _, err = packs(source, tmp_path / "dest", "--no-shuffle", "--follow-symlinks")
     assert classes_in(tmp_path / "dest") == ["B", "a", "a.b", "b", "empty", "linked"]
     assert "note: 6 classes: B, a, a.b, b, empty, linked" in err
-    assert "1 class folder without a file, each with its number: empty" in err
+    assert "1 empty class folder, numbered like the others: empty" in err
     assert "skipped folders that are links: 'a/up', 'linked/up'; they lead back to a folder above them" in err
     packed = packed_samples(tmp_path / "dest")
     assert list(packed) == ["B/2", "a/0", "a/deep/er/3", "a.b/x_y", "b/1", "b/4", "b/5", "linked/0", "linked/deep/er/3"]
@@ -135,7 +135,7 @@ def test_validation_packed_apart_takes_the_numbers_of_the_training_data(tmp_path
     image_folder(source, "cow/2.jpg")
     (tmp_path / "val.csv").write_text("path,label\nval/cow/2.jpg,cow\n")
     for where in (source, tmp_path / "val.csv"):
-        assert "is 'cow', which --classes does not have (3 classes)" in refusal(where, tmp_path / "dest", *known)
+        assert "is 'cow', which is not in --classes (3 classes)" in refusal(where, tmp_path / "dest", *known)
 
 
 @pytest.mark.parametrize(("train", "val"), [("train", "val"), ("Training", "Testing"), ("TRAIN", "Validation")])
@@ -200,7 +200,7 @@ def test_folders_that_hold_the_same_stems_are_parts_of_samples(
     source = written(tmp_path / "data", {name: image_bytes(1, ".jpg") for name in names})
     out, err = packs(source, tmp_path / "dest", *options)
     assert fields_in(tmp_path / "dest") == samples
-    assert ("left out 1 file outside of these folders, such as 'ImageSets/" in err) == ("ImageSets/train.txt" in names)
+    assert ("left out 1 file outside of packed folders, such as 'ImageSets/" in err) == ("ImageSets/train.txt" in names)
     if "masks/1.png" in names:
         assert 'fields=("jpg", "masks.png"))' in out or "1 without 'masks.png'" in out
 
@@ -283,9 +283,9 @@ def test_what_is_taken_for_files_by_stem(tmp_path: Path, names: list[str], optio
         (["0.jpg", "0.JPEG"], [], "would both be the field 'jpg' of one sample; rename or remove one of them"),
         (["0.jpg", "0.__key__"], [], "'__key__' cannot be a field of a sample"),
         (["0.jpg", "0..jpg"], [], "'.jpg' cannot be a field of a sample"),
-        (["0.jpg", "0.cls"], [], "and a label is an integer; if it is a name, call the file .txt"),
+        (["0.jpg", "0.cls"], [], "but a label is an integer; if it is a name, call the file .txt"),
         (["shard-000000.tar"], [], "no class folder"),
-        (["photos.csv"], [], "give a table or arrays, such as 'photos.csv', by their own path"),
+        (["photos.csv"], [], "if 'photos.csv' is a table or an array, give its own path"),
         (["x"], ["--stems"], "holds no file to pack"),
         (
             ["0.jpg", "0.txt"],
@@ -318,7 +318,7 @@ def test_only_damage_that_is_certain_is_a_fault_and_takes_its_whole_sample(tmp_p
     err = refusal(source, dest, status=1)
     assert "0.json: it is not JSON (Expecting value" in err
     assert [err.count(f"/{name}: ") for name in bad] == [1, 1, 1, 1, 0]
-    assert "error: 4 of 12 files are damaged or of another kind; repair or remove them" in err
+    assert "error: 4 of 12 files are damaged or of an unexpected type; repair or remove them" in err
     for options in ([], ["--split", "a=0.5,b=0.5"]):
         status, out, err = pack(source, dest, "--skip-bad", "--overwrite", *options)
         assert (status, "3 samples left out" in out) == (0, True), err

@@ -97,7 +97,7 @@ def test_shards_of_one_name_in_several_folders_are_numbered(source: Path, tmp_pa
 def test_shards_of_other_names_in_the_destination_are_in_the_way(source: Path, tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     shutil.copy(source / "shard-000000.tar", tmp_path / "new" / "old.tar")
-    with pytest.raises(ValueError, match="holds 1 shard already"):
+    with pytest.raises(ValueError, match="already holds 1 shard"):
         map_shards(even_with_length, source, tmp_path / "new", workers=1)
     with pytest.raises(ValueError, match=r"holds 'old.tar', which neither an index nor a packing run names"):
         map_shards(even_with_length, source, tmp_path / "new", workers=1, overwrite=True)

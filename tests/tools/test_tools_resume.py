@@ -26,8 +26,9 @@ def stopped(tmp_path: Path) -> tuple[Path, Path]:
     ended, out, err = pack(source, dest, *OPTIONS)
     assert (ended, out) == (1, "")
     assert err.splitlines()[-1] == (
-        "error: 1 of 12 files is damaged or of another kind; repair or remove them, or leave them out with --skip-bad; "
-        "finished shards are kept: go on with --resume (resume=True), or start over with --overwrite (overwrite=True)"
+        "error: 1 of 12 files is damaged or of an unexpected type; repair or remove them, or leave them out with "
+        "--skip-bad; finished shards are kept: go on with --resume (resume=True), or start over with --overwrite "
+        "(overwrite=True)"
     )
     faulty.write_bytes(status)
     os.utime(faulty, ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -55,7 +56,7 @@ def test_what_is_finished_stays_and_is_refused_until_the_rest_is_there(tmp_path:
             TarDataset(str(urls))
     message = "holds an unfinished run; go on with --resume (resume=True), or discard it with"
     assert message in refusal(source, dest, *OPTIONS)
-    assert "note: 5 of 6 tasks are done already" in completed(source, dest, *OPTIONS)
+    assert "note: 5 of 6 tasks are already done" in completed(source, dest, *OPTIONS)
     assert inodes(dest).items() > before.items()
 
 
@@ -105,7 +106,7 @@ def test_resuming_where_there_is_nothing_to_resume(tmp_path: Path) -> None:
     before = files_below(dest)
     status, out, err = pack(source, dest, "--resume")
     assert (status, out, files_below(dest)) == (0, "", before)
-    assert "holds 1 shard already; to pack again, add --overwrite" in err
+    assert "already holds 1 shard; to pack again, add --overwrite" in err
 
 
 class AnotherRun:

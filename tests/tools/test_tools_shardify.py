@@ -67,7 +67,7 @@ def test_files_that_are_no_images_are_all_named_and_nothing_is_left(tmp_path: Pa
     source, dest = with_faults(images(tmp_path)), tmp_path / "dest"
     err = refusal(source, dest, status=1)
     assert all(sum(f"/{name}: " in line for line in err.splitlines()) == 1 for name in FAULTS)
-    assert "error: 6 of 18 files are damaged or of another kind; " in err
+    assert "error: 6 of 18 files are damaged or of an unexpected type; " in err
 
 
 SPLIT = ["--split", "train=0.5,val=0.5"]
@@ -77,7 +77,7 @@ def test_overwriting_replaces_everything_of_ours(tmp_path: Path) -> None:
     source, dest = images(tmp_path), tmp_path / "dest"
     assert pack(source, dest, "--max-count", 2)[0] == 0
     (dest / "mine.txt").write_text("stays")
-    assert "holds 6 shards already; replace them with --overwrite" in refusal(source, dest)
+    assert "already holds 6 shards; replace them with --overwrite" in refusal(source, dest)
     assert pack(source, dest, "--overwrite", "--max-count", 7)[0] == 0
     assert (dest / "mine.txt").read_text() == "stays"
     assert len(list(dest.glob("*.tar"))) == 2
@@ -90,7 +90,7 @@ def test_another_split_does_not_stay_beside_the_new_ones(tmp_path: Path) -> None
     source, dest = images(tmp_path), tmp_path / "dest"
     assert pack(source, dest, "--split", "train=0.5,test=0.5")[0] == 0
     err = refusal(source, dest, "--split", "train=0.5,val=0.5", "--overwrite")
-    assert f"'{dest}/test' holds shards of other splits or of none; choose another DEST" in err
+    assert f"'{dest}/test' holds shards outside this run's splits; choose another DEST" in err
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,8 @@ def test_labels_that_lie_in_the_folder_are_found(tmp_path: Path, name: str, text
     [
         ({**LABELS, "id-9": 1}, "1 ID of '{0}/labels.json' without a file in '{0}/data': 'id-9'"),
         ({"id-0": 1}, "5 files without a label in '{0}/labels.json': 'id-1'"),
-        ({**LABELS, "id-0": 0.5}, "labels.json', ID 'id-0', column 'label' is 0.5, and most labels are numbers"),
-        ({**LABELS, "id-0": 2**63}, f"'id-0', column 'label' is {2**63}, and most labels are numbers"),
+        ({**LABELS, "id-0": 0.5}, "labels.json', ID 'id-0', column 'label' is 0.5, but most labels are numbers"),
+        ({**LABELS, "id-0": 2**63}, f"'id-0', column 'label' is {2**63}, but most labels are numbers"),
         ([], "holds no mapping"),
     ],
 )
@@ -96,7 +96,7 @@ def test_damaged_tensors_are_named_without_unpickling(tmp_path: Path) -> None:
     for damaged in (whole[:-40], whole[: len(whole) // 2], b"", b"text", b"PK\x05\x06" + bytes(18)):
         (data / "id-2.pt").write_bytes(damaged)
         err = refusal(data, tmp_path / "dest", status=1)
-        assert "error: 1 of 6 files is damaged or of another kind" in err
+        assert "error: 1 of 6 files is damaged or of an unexpected type" in err
         assert "id-2.pt: " in err
     assert "id-2.pt: it is not PT (torch.save did not write it)" in err  # an archive without tensors
     assert pack(data, tmp_path / "dest", "--skip-bad")[0] == 0

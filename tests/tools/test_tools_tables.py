@@ -63,7 +63,7 @@ def test_paths_and_names_of_classes(data: Path, tmp_path: Path, name: str) -> No
     }
     assert classes_in(tmp_path / "dest") == ["x", "y"]
     _, err = packs(data / name, tmp_path / "without")
-    assert "left out: column 'by'; --keep-columns stores other columns as json" in err
+    assert "left out: column 'by'; --keep-columns stores such columns as json" in err
 
 
 def test_whole_numbers_are_labels_without_names(data: Path, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_whole_numbers_are_labels_without_names(data: Path, tmp_path: Path) -> N
 def test_one_label_that_is_no_whole_number_is_named(data: Path, tmp_path: Path, odd: str) -> None:
     (data / "t.csv").write_text(f"path,label\na.jpg,11\nb.png,{odd}\ndeep/c.jpeg,2\n")
     err = refusal(data / "t.csv", tmp_path / "dest")
-    assert f"t.csv', line 3, column 'label' is '{odd}', and most labels are numbers; correct it, give --" in err
+    assert f"t.csv', line 3, column 'label' is '{odd}', but most labels are numbers; correct it, give --" in err
     assert pack(data / "t.csv", tmp_path / "dest", "--labels-as-names")[0] == 0
     assert classes_in(tmp_path / "dest") == sorted(["11", odd, "2"])
     assert packed_samples(tmp_path / "dest")["b"]["cls"] == b"%d" % sorted(["11", odd, "2"]).index(odd)
@@ -109,7 +109,7 @@ def test_numbers_of_a_csv_stay_numbers_and_an_odd_one_is_named(tmp_path: Path) -
         "000000001": {"n": 2, "x": None, "zip": "02", "fold": "1_3", "mixed": "4"},
         "000000002": {"n": None, "x": 1000.0, "zip": "03", "fold": "1_2", "mixed": "n/a"},
     }
-    assert "t.csv', line 4, column 'mixed' is 'n/a', so all of the column is stored as text" in err
+    assert "t.csv', line 4, column 'mixed' is 'n/a', so the whole column is stored as text" in err
     assert "column 'zip'" not in err
     assert 'fields=("json", "cls"))' in out
 
@@ -209,15 +209,15 @@ def test_a_column_of_splits(data: Path, tmp_path: Path) -> None:
 def test_what_small_rows_cost_is_said(tmp_path: Path) -> None:
     source = table(tmp_path / "t.jsonl", [{"text": "short", "label": n % 2} for n in range(600)])
     out, _ = packs(source, tmp_path / "dest")
-    assert "of content became 1.2 MB: a tar adds 512 bytes to each field" in out
+    assert "of content became 1.2 MB: tar adds 512 bytes to each field" in out
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("t.csv", "", "holds no row"),
-        ("t.csv", "path,label\n", "holds no row"),
-        ("t.csv", "path,label\na.jpg\n", "line 2: 1 column, and the first line has 2"),
+        ("t.csv", "", "has no rows"),
+        ("t.csv", "path,label\n", "has no rows"),
+        ("t.csv", "path,label\na.jpg\n", "line 2: 1 column, but the first line has 2"),
         ("t.csv", "path,label,label\na.jpg,1,2\n", "two columns called 'label'"),
         ("t.csv", "path,label\na.jpg,\nb.png,1", "line 2, column 'label' is ''; a label is a whole number or"),
         ("t.csv", "path,label\na.jpg,1\n,1", "line 3, column 'path' holds '', which is not the path"),
@@ -277,7 +277,7 @@ def test_parquet_that_cannot_be_read(data: Path, tmp_path: Path, monkeypatch: py
     source = table(data / "t.parquet")
     (data / "cut.parquet").write_bytes(source.read_bytes()[:-9])
     parquet.write_table(pyarrow.table({"path": pyarrow.array([], pyarrow.string())}), data / "empty.parquet")
-    for name, message in (("cut", "cannot be read as parquet"), ("empty", "holds no row")):
+    for name, message in (("cut", "cannot be read as parquet"), ("empty", "has no rows")):
         status, _, err = pack(data / f"{name}.parquet", tmp_path / "dest")
         assert (status, message in err) == (2, True)
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -1,4 +1,4 @@
-"""Read arrays in `.npy`, `.npz` and `.pt` files: each row is a sample, with a field `.npy` for each array.
+"""Read arrays in `.npy`, `.npz` and `.pt` files: each row is a sample, with one `.npy` field for each array.
 
 Arrays are mapped; those of a compressed `.npz` are loaded in each process. Nothing in a file is executed.
 """
@@ -36,8 +36,8 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplement
 def rows_of_arrays(path: str, options: SourceOptions) -> Source:
     """Return the rows of a file's arrays as samples; keys are row numbers of nine digits.
 
-    Labels are the array `label_column`, or the first array of integers called `y`, `label` or `labels`. Raises OSError
-    and UsageError.
+    Labels are taken from the array `label_column`, by default from an array of integers called `y`, `label` or
+    `labels`, in this order. Raises OSError and UsageError.
     """
     mtime_ns = os.stat(path).st_mtime_ns
     arrays = _arrays_in(path, mtime_ns)
@@ -50,7 +50,7 @@ def rows_of_arrays(path: str, options: SourceOptions) -> Source:
         advice = "save arrays of equal length together, in a file for each length"
         raise UsageError(f"{path!r}: its arrays differ in their number of rows ({lengths}); {advice}")
     if not count:
-        raise UsageError(f"{path!r} holds no row; there is nothing to pack")
+        raise UsageError(f"{path!r} has no rows; there is nothing to pack")
     label = options.label_column
     if label is None:
         integers = [name for name, array in arrays.items() if array.ndim == 1 and array.dtype.kind in "iu"]
@@ -59,7 +59,7 @@ def rows_of_arrays(path: str, options: SourceOptions) -> Source:
     for name, array in arrays.items():
         field = None if "/" in name else field_named(f"{name}.npy" if name else "npy")
         if field is None:
-            raise UsageError(f"{path!r}: the array {name!r} cannot be a field of samples; rename it")
+            raise UsageError(f"{path!r}: {name!r}, the name of an array, cannot name a field; rename the array")
         first = np.asarray(array[0])
         size = len(_row_header(first.dtype, first.shape)) + first.nbytes
         rows = [SourceFile(path, field, size=size, mtime_ns=mtime_ns, array=name, row=row) for row in range(count)]
@@ -77,7 +77,7 @@ def open_arrays() -> Iterator[None]:
 
 
 def row_content(row: SourceFile, *, check: bool) -> bytes:
-    """Return the npy file of a row. Raises OSError, and with `check` StreamloadError if the arrays' file changed."""
+    """Return a row as an npy file. Raises OSError; with `check`, StreamloadError if the arrays' file has changed."""
     if check and os.stat(row.path).st_mtime_ns != row.mtime_ns:
         raise StreamloadError(f"{row.path!r} changed while it was packed; run the same command again")
     values = np.asarray(_arrays_in(row.path, row.mtime_ns)[row.array or ""][row.row])
@@ -115,7 +115,7 @@ def _arrays_in(path: str, mtime_ns: int) -> dict[str, NDArray[Any]]:  # noqa: AR
     except _DAMAGED as exc:
         raise UsageError(f"{path!r} cannot be read as arrays: {exc}") from exc
     if not arrays:
-        raise UsageError(f"{path!r} holds no array; there is nothing to pack")
+        raise UsageError(f"{path!r} holds no arrays; there is nothing to pack")
     return arrays
 
 
@@ -132,7 +132,7 @@ def _tensors(path: str) -> dict[str, NDArray[Any]]:
 
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as exc:  # damaged files make torch raise nearly anything
+    except Exception as exc:  # torch may raise anything for a damaged file
         reason = "cannot be read without running code from it; save only tensors"
         raise UsageError(f"{path!r} {reason} ({type(exc).__name__})") from exc
     if isinstance(content, torch.Tensor):

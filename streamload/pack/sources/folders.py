@@ -77,7 +77,7 @@ def walk(root: str, *, follow_links: bool) -> Tree:
         paths += [inside + name for name in files if name not in hidden]
         folders[:] = [name for name in folders if name not in hidden]
         linked = {name for name in folders if os.path.islink(os.path.join(folder, name))}
-        if follow_links:  # except to a folder above
+        if follow_links:  # all but links to a folder above
             linked = {name for name in linked if any(map(Path(folder, name).samefile, Path(folder, name).parents))}
         links += [inside + name for name in linked]
         folders[:] = [name for name in folders if name not in linked]
@@ -94,8 +94,8 @@ def walk(root: str, *, follow_links: bool) -> Tree:
 def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: bool | None) -> Source:
     """Return the samples of a folder, by split if it has splits. Only files of labels are opened.
 
-    With `by_stem`, files that share a stem are a sample, and `.cls` is its label. False takes folders as classes; None
-    decides by the files. Raises OSError, and UsageError for ambiguous files.
+    If `by_stem` is True, files that share a stem are a sample, and `.cls` is its label; if False, folders are classes;
+    None decides by the files. Raises OSError, and UsageError for ambiguous files.
     """
     layout = _layout(tree, by_stem=False if classes is not None else by_stem)
     by_class = [split for split, roots in layout.items() if not roots]
@@ -111,7 +111,7 @@ def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: b
         raise UsageError(f"{tree.root!r} holds no file to pack; give a folder of class folders, or of files")
     packed = tuple(folder for split, roots in layout.items() for folder, _ in roots or [(split, "")])
     if outside := [path for path in tree.files if not path.startswith(packed)]:
-        notes.append(f"left out {counted(len(outside), 'file')} outside of these folders, such as {outside[0]!r}")
+        notes.append(f"left out {counted(len(outside), 'file')} outside of packed folders, such as {outside[0]!r}")
     if "" not in parts:
         notes.append(f"{', '.join(parts)} are packed as splits of one dataset, into folders of these names")
     if len(by_class) < len(layout):
@@ -200,7 +200,7 @@ def _stem(path: str) -> str:
 
 
 def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]) -> list[SourceSample]:
-    """Return a sample for each file in a split's class folders. Files of a minority kind get no field."""
+    """Return a sample for each file in a split's class folders. Only files of the most common kind get a field."""
     names, loose = tree.inside(split)
     where = f"{tree.root!r}, {split!r}" if split else repr(tree.root)
     if data := [path for path in loose if is_data(path)]:
@@ -209,7 +209,7 @@ def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]
             "give their labels with --labels FILE, or pack them without labels with --stems"
         )
     if not names:
-        hint = f"; give a table or arrays, such as {loose[0]!r}, by their own path" if loose else ""
+        hint = f"; if {loose[0]!r} is a table or an array, give its own path" if loose else ""
         hint += "".join(f"; {note}" for note in notes)
         raise UsageError(f"{where} holds no class folder, nor files of another layout (see shardify --help){hint}")
     numbers = dict(zip(names, numbers_of_classes(names, classes, lambda _: f"a class folder in {where}"), strict=True))
@@ -226,13 +226,13 @@ def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]
         samples.append(SourceSample(key, (member,), numbers[inside.partition("/")[0]]))
     filled = {sample.label for sample in samples}
     if empty := [name for name in names if numbers[name] not in filled]:
-        notes.append(f"{counted(len(empty), 'class folder')} without a file, each with its number: {listed(empty)}")
+        notes.append(f"{counted(len(empty), 'empty class folder')}, numbered like the others: {listed(empty)}")
     if lacking := len(classes) - len(names):
         notes.append(f"{where} has no folder for {counted(lacking, 'class')}")
     if loose:
         notes.append(f"skipped {counted(len(loose), 'file')} outside of the class folders, such as {loose[0]!r}")
     if len(names) == 1 and len(tree.inside(f"{split}{names[0]}/")[0]) > 1:
-        notes.append(f"{names[0]!r} is the only class; if the folders in it are the classes, give that folder")
+        notes.append(f"{names[0]!r} is the only class; if the folders in it are the classes, pack that folder")
     return samples
 
 
@@ -266,7 +266,7 @@ def _by_stem(tree: Tree, roots: Roots, notes: list[str]) -> list[SourceSample]:
             content = read_regular(os.path.join(tree.root, label)) or b""
             number = label_of([(LABEL_FIELD, b"", content)])
             if number is None:
-                advice = "and a label is an integer; if it is a name, call the file .txt"
+                advice = "but a label is an integer; if it is a name, call the file .txt"
                 raise UsageError(f"{os.path.join(tree.root, label)!r} holds {content[:40]!r}, {advice}")
         samples.append(SourceSample(unique_key(stem, keys), tuple(files), number))
     return samples

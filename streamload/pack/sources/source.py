@@ -28,7 +28,7 @@ _NOT_IN_FIELDS = re.compile(r"[^a-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Say how to read a source, by the names of the command's options. None means to decide by the source."""
+    """Say how to read a source. Fields are named like the command's options; None decides by the source."""
 
     labels: str | None = None
     stems: bool | None = None
@@ -46,12 +46,12 @@ class SourceFile(NamedTuple):
     """A file, a value of a table, or a row of an array, that is a member of a sample.
 
     Attributes:
-        path: its path, or the place of the value in its table.
-        field: its field, or None if it cannot be packed.
+        path: the file's path, or the place of the value in its table.
+        field: the field, or None if it cannot be packed.
         content: the value; None for a file.
-        size: its size when listed; -1 for a file that cannot be read.
-        mtime_ns: its modification time when listed.
-        array: for a row of an array, stored as npy of `size` bytes, the array's name; otherwise None.
+        size: the size when listed; -1 for a file that cannot be read.
+        mtime_ns: the modification time when listed.
+        array: the name of the array if this is a row, which is stored as npy of `size` bytes; otherwise None.
         row: the number of the row.
     """
 
@@ -74,7 +74,7 @@ def file_at(path: str, field: str | None) -> SourceFile:
 
 
 class SourceSample(NamedTuple):
-    """A sample, whose files are read when it is packed. `values` are further fields and their content."""
+    """A sample whose files are read when it is packed. `values` are further fields with their content."""
 
     key: str
     members: tuple[SourceFile, ...]
@@ -95,7 +95,7 @@ class Source:
     """The content of a source.
 
     Attributes:
-        samples: in packing order without a shuffle.
+        samples: in packing order, unless they are shuffled.
         classes: the names of the classes by label, or None.
         notes: for the user, on choices, skipped files and likely mistakes.
         parts: the positions in `samples` of each split that the source defines, or None.
@@ -108,7 +108,7 @@ class Source:
 
 
 def extension_of(path: str) -> str:
-    """Return the extension of a file's name, or two of a compressed file (`npy.gz`)."""
+    """Return the extension of a file's name; of a compressed file, the last two (`npy.gz`)."""
     stem, _, extension = path.rpartition("/")[2].rpartition(".")
     if extension.lower() == "gz" and "." in stem:
         return f"{stem.rpartition('.')[2]}.{extension}"
@@ -117,7 +117,7 @@ def extension_of(path: str) -> str:
 
 @cache
 def field_named(extension: str) -> str | None:
-    """Return the field for an extension such as `JPEG` or `mask.png`, or None if it cannot be one."""
+    """Return the field for an extension such as `JPEG` or `mask.png`; None if it cannot be a field."""
     pieces = extension.lower().split(".")
     pieces[-1] = IMAGE_FIELDS.get(pieces[-1], pieces[-1])
     field = ".".join(pieces)
@@ -168,6 +168,6 @@ def numbers_of_classes(names: Sequence[str], classes: Sequence[str], where: Call
     for position, name in enumerate(names):
         if name not in number_of:
             known = counted(len(classes), "class")
-            advice = "correct it, or give a classes.json that has all"
-            raise UsageError(f"{where(position)} is {name!r}, which --classes does not have ({known}); {advice}")
+            advice = "correct it, or give a classes.json with all names"
+            raise UsageError(f"{where(position)} is {name!r}, which is not in --classes ({known}); {advice}")
     return [number_of[name] for name in names]

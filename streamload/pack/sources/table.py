@@ -139,8 +139,8 @@ def _labels(
 ) -> tuple[Sequence[int | None], tuple[str, ...] | None]:
     """Return labels as numbers, and the names of the classes if labels are names.
 
-    Whole numbers, including `1.0`, stay. Anything else is a name, numbered in sorted order; with classes, or
-    `labels_as_names`, all labels are names.
+    Whole numbers, including `1.0`, are kept. All other labels are names, numbered in sorted order; with `classes` or
+    `labels_as_names`, whole numbers are names too.
     """
     classes = options.classes
     if name is None:
@@ -160,7 +160,7 @@ def _labels(
         if 2 * sum(_number(label) is not None for label in labels) > len(labels):
             row = numbers.index(None)
             raise UsageError(
-                f"{table.where(row, name)} is {labels[row]!r}, and most labels are numbers; correct it, give "
+                f"{table.where(row, name)} is {labels[row]!r}, but most labels are numbers; correct it, give "
                 "--labels-as-names if labels are names or have over 64 bits, or rename a column that holds quantities"
             )
     pairs = zip(labels, numbers, strict=True)
@@ -170,7 +170,7 @@ def _labels(
 
 
 def _number(value: object) -> int | float | None:
-    """Return a value as a number, parsing text; None if it is not one. Text with a leading zero (`01`) is a name."""
+    """Return a value or text as a number; None if it is not one. Text with a leading zero (`01`) is a name."""
     if isinstance(value, str) and not _CODE.match(value):
         for kind in (int, float):
             with suppress(ValueError):
@@ -197,9 +197,7 @@ def _choose(
         if _are_labels(table.columns[usual]):
             label = usual
         else:
-            notes.append(
-                f"column {usual!r} holds no classes or whole numbers, so it is not the label; --label-column sets it"
-            )
+            notes.append(f"column {usual!r} does not look like labels, so it is not the label; --label-column sets it")
     free = [name for name in free if name not in (*files, label)]
     has_paths = any(isinstance(table.first(name), str) for name in files)
     rest: list[str] = []
@@ -211,7 +209,7 @@ def _choose(
             texts = list(filter(None, [_usual(strings, _TEXT_NAMES) or (strings[0] if strings == rest else None)]))
             rest = free = [name for name in rest if name not in texts]
     elif free:
-        notes.append(f"left out: {_quoted(free)}; --keep-columns stores other columns as json")
+        notes.append(f"left out: {_quoted(free)}; --keep-columns stores such columns as json")
     if not (files or texts or rest):
         raise UsageError(f"{table.path!r} holds only labels; there is nothing else to pack")
     uses = {"files are": files, "texts are": texts, "json holds": rest, "labels are": [] if label is None else [label]}
@@ -231,7 +229,7 @@ def _not_named(table: Table, named: Sequence[str | None]) -> list[str]:
         if name is not None and name not in table.columns:
             raise UsageError(f"{table.path!r} has no column {name!r}; its columns are {listed(list(table.columns))}")
         if name is not None and named.count(name) > 1:
-            raise UsageError(f"{table.path!r}: the column {name!r} is named twice; give it one meaning")
+            raise UsageError(f"{table.path!r}: the column {name!r} is named twice; name it in one option")
     return [name for name in table.columns if name not in named]
 
 
@@ -245,7 +243,7 @@ def _quoted(names: Sequence[str], noun: str = "column") -> str:
 
 
 def _is_path(table: Table, name: str) -> bool:
-    """Return True if a column with a usual name may hold paths; columns of names and IDs often do not."""
+    """Return True if a column with a usual name may hold paths; `name` and `id` must hold an existing file's."""
     value = table.first(name)
     if not isinstance(value, str) or "\0" in value:
         return False
@@ -291,13 +289,16 @@ def _extension_by_content(content: bytes) -> str:
 
 
 def _numbers(table: Table, name: str, notes: list[str]) -> list[Any]:
-    """Convert a column of texts to numbers (empty text to nan) if all are numbers. If a few are not, note the first."""
+    """Convert a column of text to numbers, and empty text to nan. If some is not a number, keep all as text.
+
+    If only a few values are not numbers, add a note that names the first.
+    """
     values = table.columns[name]
     numbers = [_number(value if value.strip() else "nan") for value in values]
     known = [number for number in numbers if number == number]  # noqa: PLR0124
     odd = [row for row, number in enumerate(numbers) if number is None or math.isinf(number)]
     if odd and 2 * len(odd) < len(known):
-        notes.append(f"{table.where(odd[0], name)} is {values[odd[0]]!r}, so all of the column is stored as text")
+        notes.append(f"{table.where(odd[0], name)} is {values[odd[0]]!r}, so the whole column is stored as text")
     if odd or not known:
         return values
     if all(isinstance(number, int) for number in known):
@@ -344,7 +345,7 @@ def files_by_id(tree: Tree, labels: str, options: SourceOptions) -> Source:
     label = options.label_column or _usual([name for name in columns if name != id_column], _LABEL_NAMES)
     if id_column is None or label is None or not {id_column, label} <= {*columns}:
         raise UsageError(
-            f"{table.path!r} needs columns of IDs and of labels, and has {listed(columns)}; name them with "
+            f"{table.path!r} needs columns of IDs and of labels, but has {listed(columns)}; name them with "
             "--path-column and --label-column"
         )
     ids = [str(value).strip() for value in table.columns[id_column]]
@@ -355,7 +356,7 @@ def files_by_id(tree: Tree, labels: str, options: SourceOptions) -> Source:
     for path in candidates:
         name = path if path in known else path.removesuffix(f".{extension_of(path)}")
         if by_id.setdefault(name, path) != path:
-            raise UsageError(f"{by_id[name]!r} and {path!r} have one ID, {name!r}; remove or rename one of them")
+            raise UsageError(f"{by_id[name]!r} and {path!r} have the same ID, {name!r}; remove or rename one of them")
     for noun, complaint, names in (
         ("file", f"without a label in {labels!r}", by_id.keys() - known),
         ("ID", f"of {labels!r} without a file in {tree.root!r}", known - by_id.keys()),
@@ -365,7 +366,7 @@ def files_by_id(tree: Tree, labels: str, options: SourceOptions) -> Source:
             raise UsageError(f"{counted(len(names), noun)} {complaint}: {listed(list(map(repr, sorted(names))))}")
     notes = [*tree.notes]
     if strays := len(files) - len(candidates):
-        notes.append(f"skipped {counted(strays, 'file')} of other kinds than images, sound and arrays")
+        notes.append(f"skipped {counted(strays, 'file')} other than images, sound and arrays")
     table = table._replace(columns=table.columns | {id_column: [by_id[name] for name in ids]})
     options = replace(options, path_column=(id_column,), label_column=label)
     source = samples_of_table(table, options, tree.root)
@@ -379,7 +380,7 @@ def open_table(path: str) -> Table:
     """
     table = _read_parquet(path) if path.lower().endswith(".parquet") else _read_lines(path)
     if not any(table.columns.values()):
-        raise UsageError(f"{path!r} holds no row; there is nothing to pack")
+        raise UsageError(f"{path!r} has no rows; there is nothing to pack")
     return table
 
 
@@ -441,7 +442,7 @@ def _separated_rows(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]
                 header = ["path", "label", *map(str, range(3, len(header) + 1))][: len(header)]
             if len(cells) != len(header):
                 columns = counted(len(cells), "column")
-                raise UsageError(f"{path!r}, line {reader.line_num}: {columns}, and the first line has {len(header)}")
+                raise UsageError(f"{path!r}, line {reader.line_num}: {columns}, but the first line has {len(header)}")
             yield reader.line_num, dict(zip(header, cells, strict=True))
     except csv.Error as exc:
         raise UsageError(f"{path!r}, line {reader.line_num}: {exc}") from exc
