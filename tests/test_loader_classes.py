@@ -67,7 +67,7 @@ def test_labels_that_mean_different_classes_are_not_mixed(source: Path, tmp_path
     name_classes(source, "cat", "dog")
     name_classes(tmp_path / "more", "car", "dog")
     unlike = [str(source), str(tmp_path / "more")]
-    says = "different classes: 0 is 'car' here, and is 'cat' in .*data/classes.json.*--classes.*more/classes"
+    says = "different classes: 0 is 'car' here, but is 'cat' in .*data/classes.json.*--classes.*more/classes"
     mixture = Mixture({"data": (unlike[0], 1), "more": (unlike[1], 1)})
     for urls in (unlike, mixture):
         with (

@@ -79,4 +79,4 @@ def test_a_stalled_server_is_named(folder: Path, workers: int, monkeypatch: pyte
 def test_the_log_says_how_far_scans_are(tmp_path: Path) -> None:
     tables = Dataset(list_shards(write_numbers(tmp_path, [1, 1], index=False)))
     message = work_in_words(WorkerActivity("worker 0", ScanTask(0, (1,)), -1, ""), tables)
-    assert re.search(r"scanning the shard '.*\.tar' \(0 of 2 shards are scanned, which .streamload", message)
+    assert re.search(r"scanning the shard '.*\.tar' \(0 of 2 shards are scanned; .streamload", message)

@@ -275,7 +275,7 @@ def test_columns_are_not_taken_for_those_of_shards_written_since(folder: Path, t
     newer = tmp_path / "newer"
     shutil.copytree(folder, newer)
     write_samples(newer / "more-%03d.tar", [{"__key__": "new", "cls": 1}])
-    with pytest.raises(DatasetIndexError, match="'score' has no values of this shard, which is newer"):
+    with pytest.raises(DatasetIndexError, match="'score' has no values for this shard, which is newer"):
         loader_of(newer, where="score > 1")
     assert len(selected(newer / "shard-*.tar", where="score > 1")) == len([n for n in NUMBERS if n % 7 and n > 100])
 

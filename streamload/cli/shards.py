@@ -466,7 +466,6 @@ def stats_command(
 
 
 def _counts(shards: Iterable[tuple[int, ShardTable]]) -> dict[str, Any]:
-    """Add up the tables of all shards."""
     stored_bytes = unlabelled = 0
     shard_samples: list[int] = []
     fields: dict[str, dict[str, int]] = {}

@@ -466,11 +466,11 @@ class OpenShards(ShardReader):
         self._opened[shard] = url, size_bytes
 
     def read_into(self, target: memoryview, shard: int, start: int) -> int:
-        """Fill `target` with the bytes from `start` on; return their number, smaller if the shard ends earlier."""
+        """Fill `target`; return the number of bytes read."""
         return read_fully(self.descriptors[shard], target, start)
 
     def read(self, shard: int, start: int, size_bytes: int) -> bytes:
-        """Return the bytes from `start` on; fewer if the shard ends earlier."""
+        """Return bytes of a shard."""
         data = os.pread(self.descriptors[shard], size_bytes, start)
         if len(data) == size_bytes:
             return data
@@ -481,7 +481,7 @@ class OpenShards(ShardReader):
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
-        """Return bytes that hold many fields, and the offset of each; None if one cannot be read."""
+        """Map the shard, or copy the fields; return None if one cannot be read."""
         size_bytes = self._opened[shard][1]
         if not len(offsets) or offsets.min() < 0 or (sizes > size_bytes - offsets).any():
             return None
@@ -495,7 +495,7 @@ class OpenShards(ShardReader):
             return None
 
     def listed(self, shard: int) -> tuple[str, int]:
-        """Return the shard's url and size in bytes."""
+        """Return the url and size."""
         return self._opened[shard]
 
     def drop(self, shards: tuple[int, ...]) -> None:

@@ -35,11 +35,11 @@ from streamload.workers.pool import Pool, PoolEvents, WorkerActivity, WorkerLink
 from streamload.workers.process_pool import ProcessPool
 
 _KEPT_BYTES = 256 << 20  # memory that the allocator keeps, for the buffers of later requests
-_MARGIN = 1.05  # added to an advised budget, for samples larger than the mean
+_MARGIN = 1.05  # factor of an advised budget, for samples larger than the mean
 
 
 class Feeder:
-    """Plan one trainer's epochs, have workers do the tasks, and send the batches in order.
+    """Plan one trainer's epochs, have workers run the tasks, and send the batches in order.
 
     Args:
         configure: the settings of all epochs.
@@ -98,7 +98,7 @@ class Feeder:
         self._engine.slots.close()
 
     async def aclose(self) -> None:
-        """End everything."""
+        """Close the feeder, and end all fetches."""
         self.close()
         if self.fetcher is not None:
             await self.fetcher.close()
@@ -161,7 +161,7 @@ class Feeder:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Send an error of the block to the trainer, which would wait forever."""
+        """Send an error in the block to the trainer, which would otherwise wait forever."""
         with Attempt() as attempt:
             yield
         if attempt.error is not None:
@@ -179,7 +179,6 @@ class Feeder:
         self.pump()
 
     def _fail(self, error: Exception) -> None:
-        """Send the error to the trainer, and stop."""
         requested = self._stream.requested
         self._stream.stop()
         failed_for = None if requested is None else requested.identity
@@ -191,7 +190,7 @@ class Feeder:
             with self._failing():
                 self._stream.pump()
             if self.scans.feed():
-                self._fetch_soon()  # the epoch may have waited for this shard, and no other event may come
+                self._fetch_soon()  # the epoch may be waiting for this shard, and no other event may follow
             while self.pool.has_room() and self.scans.submit_next(self.pool):
                 pass
             self._meter.record_state()
@@ -200,7 +199,7 @@ class Feeder:
     # -- fetching --------------------------------------------------------------------------------------------------
 
     def _check_room(self) -> None:
-        """Fail if parts that are needed at once do not fit, and no work in progress could make room."""
+        """Fail if the parts needed together do not fit, and no work in progress can make room."""
         fetcher, stream = self.fetcher, self._stream
         if fetcher is not None and fetcher.stalled() and not self.scans.in_flight and stream.blocked:
             self._fail(fetcher.too_small(self._enough_for_window(fetcher)))
@@ -259,11 +258,11 @@ class Feeder:
 
 
 class FeederMeter:
-    """Add up the time and the amounts of work of a feeder and its workers, in the totals of an engine.
+    """Add up the time and work of a feeder and its workers, in an engine's totals.
 
-    While `BatchStream.awaited`, time is added to "awaited_s/REASON". The reason is "work" unless at least half of the
-    workers are idle; then it is "network", "scan" (of shards without an index) or "memory" (no room in memory_budget).
-    Time in which the batches after the awaited one are ready is work.
+    While the trainer waits (`BatchStream.awaited`), time is added to "awaited_s/REASON". The reason is "work" unless at
+    least half of the workers are idle; then it is "network", "scan" (of shards without an index) or "memory" (no room
+    in memory_budget). If the batches after the awaited one are ready, it is "work" too.
     """
 
     def __init__(self, engine: Engine, stream: BatchStream, *, in_own_process: bool) -> None:
@@ -294,7 +293,7 @@ class FeederMeter:
             self._events.append(Event(kind, f"worker {costs.process}", costs.started, costs.busy, details))
 
     def trace(self, *, on: bool) -> None:
-        """Record events from now on, or stop doing so."""
+        """Start or stop recording events."""
         self._events = (self._events or []) if on else None
         if self._engine.fetcher is not None:
             self._engine.fetcher.transfers.events = self._events
@@ -347,7 +346,7 @@ def work_in_words(worker: WorkerActivity, tables: Dataset) -> str:
         work = "still starting: it imports the modules that the user's functions need"
     elif not isinstance(task, RowTask):
         counts = tables.counts.values
-        scanned = f"{int((counts >= 0).sum()):,} of {len(counts):,} shards are scanned, which `streamload index` saves"
+        scanned = f"{int((counts >= 0).sum()):,} of {len(counts):,} shards are scanned; `streamload index` saves that"
         work = f"scanning the shard {without_secrets(tables.url(task.shards[0]))!r} ({scanned})"
     elif worker.row < 0:
         work = "before or after the samples of a batch, as in collating"
@@ -368,5 +367,5 @@ def fetching_in_words(fetcher: Fetcher) -> str:
         return url and f"the index of {url}"
     return (
         f"the storage: a request for {without_secrets(oldest.url)!r} from byte {oldest.start} on has taken "
-        f"{monotonic() - oldest.started_s:.1f} s, in which {oldest.received_bytes:,} bytes came"
+        f"{monotonic() - oldest.started_s:.1f} s and returned {oldest.received_bytes:,} bytes so far"
     )

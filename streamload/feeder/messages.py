@@ -1,4 +1,4 @@
-"""Messages between the trainer and its feeder, and the functions that a trainer may call there."""
+"""Messages between a trainer and its feeder, and the feeder's functions that the trainer may call."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Call(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The result or the failure of the call of that number."""
+    """The result or failure of the call with this number."""
 
     number: int
     value: Any = None
@@ -76,7 +76,7 @@ class Answer(NamedTuple):
 
 
 class Configure(NamedTuple):
-    """Settings that hold for all epochs. Calls may precede this message, epochs may not.
+    """Settings that hold for all epochs. Calls may precede this message, but epochs may not.
 
     Attributes:
         job: the pickled `Job`, see `job_pickle`.
@@ -84,7 +84,7 @@ class Configure(NamedTuple):
         import_path: the trainer's `sys.path`.
         ends_at_failure: the first sample that fails, in the epoch's order, ends the pass.
         log_levels: the levels of the trainer's loggers, for the workers.
-        descriptors: the number that the trainer may have open if it makes the rows, else 0.
+        descriptors: the number of descriptors that the trainer may open if it makes the rows, else 0.
     """
 
     listing: Listing
@@ -127,10 +127,10 @@ class Ready(NamedTuple):
         retired: slots to drop.
         last: all batches of the epoch have been sent.
         acknowledge_after: the number of batches that may be taken before they are acknowledged.
-        totals: the feeder's sums so far; None if unknown.
+        totals: the feeder's statistics so far; None if unknown.
         skipped_members: the number of skipped members so far, by reason.
         events: the events since the last message, for a trace.
-        counts: the number of samples of each shard, with the last batch, if scans have found it.
+        counts: the number of samples of each shard, if scans found it; sent with the last batch.
     """
 
     start: tuple[int, int, int]
@@ -158,7 +158,7 @@ class Failed(NamedTuple):
 
 
 WAIT_REASON = "wait_reason"
-"""The name of a function that only a configured feeder answers: why the next batch has not come, in words."""
+"""The name of a function, of configured feeders only, that describes why the next batch has not come."""
 
 
 class Calls:

@@ -23,7 +23,7 @@ class PlannedRows(NamedTuple):
 
     Attributes:
         table: the places of the fields to read.
-        keys: the samples' keys, if they are to be read.
+        keys: the samples' keys, if requested.
         parts: for each batch, the keys of the parts to read.
     """
 
@@ -44,7 +44,7 @@ def locate(
 
     Args:
         block: the rows.
-        tables: the tables of at least all shards of the block.
+        tables: the tables of the block's shards, or of more.
         fields: the fields to read, with or without `SAMPLE_NAMES`; None for all fields of the samples, in alphabetical
             order, and the keys.
         verify: look up the checksums too.
@@ -84,7 +84,7 @@ def locate(
 
 
 class _Group(NamedTuple):
-    """Rows that one table locates: the numbers of their samples in the table, and of the rows in the block.
+    """Rows that one table locates: their samples' numbers in the table, and their own in the block.
 
     The table belongs to `shard`, or is joined from several shards.
     """

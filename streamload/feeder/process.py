@@ -1,4 +1,4 @@
-"""Run the feeder in a process of its own, with one asyncio loop, which ends as soon as the trainer is gone."""
+"""Run the feeder in its own process, in one asyncio loop. The process ends as soon as the trainer is gone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(sock: socket.socket, trainer: int, early: list[Child]) -> NoReturn:
 
     Args:
         sock: the socket to the trainer.
-        trainer: the number of the trainer's process.
+        trainer: the trainer's process id.
         early: the workers that were started before this process had threads.
     """
 
@@ -50,7 +50,7 @@ async def serve(sock: socket.socket, trainer: int, early: list[Child]) -> None:
 
 
 def _load() -> type[Feeder]:
-    """Import the feeder's class. Called while shards are listed, to hide the time of the import."""
+    """Import the feeder's class. Called while shards are listed, which hides the import's time."""
     from streamload.feeder.feeder import Feeder
 
     return Feeder

@@ -12,7 +12,7 @@ from streamload.workers.launch import STACK_SIGNAL, Child, start_workers
 
 
 def main(socket_number: int, words_number: int, progress_number: int, trainer: int, workers: int) -> None:
-    """Run a feeder for the trainer's process, with a number of workers. The first three arguments are descriptors."""
+    """Run a feeder for a trainer, given by its process id. The first three arguments are descriptors."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the trainer blocked it before the start
     faulthandler.enable(file=words_number)

@@ -1,4 +1,4 @@
-"""Plan the batches of a rank in order, over its epochs, submit tasks that make them, and announce them in turn.
+"""Plan a rank's batches, epoch after epoch, submit the tasks that make them, and announce them in order.
 
 Nothing here waits or does I/O. The owner calls `pump` after every event (a task done, a batch taken, a worker ready),
 which schedules all that can be scheduled now. So the same code runs in an event loop and in the caller's thread.
@@ -44,25 +44,25 @@ from streamload.tar.scan import ShardTable
 from streamload.totals import Totals
 from streamload.workers.pool import Pool
 
-# The most local shards that one task scans, and their bytes: some milliseconds, so that all workers get scans.
+# Maximum number and bytes of local shards that one task scans: a few milliseconds, so that all workers get scans.
 _SCANNED_TOGETHER, _SCANNED_TOGETHER_BYTES = 16, 4 << 20
-# The fewest bytes of an arriving shard that a task scans before the shard's turn, since each task has a cost.
+# Minimum bytes of an arriving shard that a task scans before the shard's turn, since each task has a cost.
 _ARRIVING_BYTES = 4 * PART_BYTES
-# The parts that a scan is assumed to need if its shard is compressed, or of unknown size before the first response.
+# The number of parts that a scan is assumed to need if its shard is compressed or of unknown size.
 _GUESSED_PARTS = 4
 # Local shards scanned ahead of the plan.
 _LOCAL_SCANS_AHEAD = 4
-# The most rows of a task, and of a block of the plan.
+# Maximum rows of a task, and of a block of the plan.
 _MAX_RUN_ROWS = 16_384
-# The most rows planned ahead of the next batch.
+# Maximum rows planned ahead of the next batch.
 _MOST_LOOKAHEAD_ROWS = 1 << 17
-# The aim for a task's time, and its most bytes. Shorter tasks cost more: each wakes a worker and the feeder.
+# Target time of a task, and its maximum bytes. Shorter tasks cost more: each wakes a worker and the feeder.
 _RUN_S, _RUN_BYTES = 0.030, 20 << 20
-# The most batches of all tasks in flight, if tasks have several batches.
+# Maximum batches of all tasks in flight, if tasks have several batches.
 _BATCHES_IN_FLIGHT = 512
-# Acknowledgements by the trainer for as many batches as may be outstanding.
+# The trainer acknowledges batches this often per maximum of outstanding ones.
 _MESSAGES_PER_WINDOW = 5
-# Half of the slots that are kept for a trainer that has not released them yet.
+# Maximum batches per acknowledgement: half of the slots kept for a trainer that has not released them yet.
 _MOST_UNACKNOWLEDGED = 64
 _ENDLESS = 1 << 62
 _NO_SLOT = -1
@@ -85,14 +85,14 @@ class BatchStream:
     """Make the epoch that the trainer has requested, and begin the next one before it is requested.
 
     The first batches of the next epoch are made while the trainer uses the last batches of the current one, and
-    announced when that epoch is requested. If the trainer requests another epoch, they are dropped. A failure in the
-    next epoch is met again once it is requested.
+    announced when that epoch is requested. If the trainer requests another epoch, they are dropped. A failure
+    while working ahead is dropped; it recurs once that epoch is requested.
 
     If the trainer leaves its epoch, or requests another one, all batches that were not announced are abandoned.
 
     Args:
         engine: the parts of the feeder.
-        send_ready: announces batches of the requested epoch; True with the last ones.
+        send_ready: announces batches of the requested epoch; its second argument is True with the last ones.
         works_ahead: begin the next epoch before it is requested.
 
     Attributes:
@@ -115,7 +115,7 @@ class BatchStream:
 
     @property
     def awaited(self) -> bool:
-        """Return True if the trainer probably waits, as far as its last acknowledgement tells."""
+        """Return True if the trainer probably waits, judging by its last acknowledgement."""
         return self._in_progress and self.untaken <= self.acknowledge_after
 
     @property
@@ -140,7 +140,7 @@ class BatchStream:
         return min(max(1, self._task_size.batches()[1] // _MESSAGES_PER_WINDOW), _MOST_UNACKNOWLEDGED)
 
     def request(self, start: EpochStart) -> None:
-        """Start an epoch, or go on with it if it was begun ahead."""
+        """Start an epoch, or continue it if it was begun ahead."""
         if self._in_progress or self._ahead is None or self._ahead.start != start:
             self.stop()
             self._ahead = Lookahead(self._engine, start)
@@ -170,7 +170,7 @@ class BatchStream:
         return self.tasks[number][0].slot != _NO_SLOT
 
     def end_task(self, number: int, done: RowsDone | None) -> None:
-        """Record a task's result, if any, and release the needs of its batches."""
+        """Record a task's result, if any, and release the parts of its batches."""
         batches, fetcher = self.tasks.pop(number), self._engine.fetcher
         if fetcher is not None:
             for batch in batches:
@@ -195,7 +195,7 @@ class BatchStream:
         if attempt.error is not None:
             if self._in_progress and self._ahead is not None and self._ahead.start is self.requested:
                 raise attempt.error
-            self._stop_planning()  # of the next epoch, which meets the error again when it is requested
+            self._stop_planning()  # the error recurs once the next epoch is requested
         self._announce()
 
     def _planning(self) -> Lookahead | None:
@@ -308,8 +308,8 @@ class TaskSize:
         shards_at_once = max(1, descriptor_limit() // SCHEDULED_SHARDS_SHARE)
         has_more = len(engine.tables.counts) > shards_at_once
         self._most_run_rows = min(shards_at_once, _MAX_RUN_ROWS) if has_more else _MAX_RUN_ROWS
-        self._row_s = 0.0  # the time of a worker for a row; 0 if unknown
-        self._slot_bytes = 1  # the size of the largest batch until now
+        self._row_s = 0.0  # a worker's time for a row; 0 if unknown
+        self._slot_bytes = 1  # the size of the largest batch so far
 
     def learn(self, done: RowsDone) -> None:
         """Record the costs of a finished task."""
@@ -321,7 +321,7 @@ class TaskSize:
         """Return how many batches make a task, and how many may be in flight or wait for the loop.
 
         A task takes about thirty milliseconds and at most 20 MiB, but has at least one batch. Each worker has a current
-        task and a waiting one, so more than `prefetch_batches` are in flight if batches are small, or workers many.
+        task and a waiting one, so more than `prefetch_batches` are in flight if batches are small or workers are many.
         """
         settings, batch_rows = self._engine.settings, self._batch_rows
         tasks, most, run = self._engine.pool.capacity + 2, self._engine.slots.most_in_flight, 1
@@ -389,14 +389,14 @@ class Lookahead:
             with Attempt() as attempt:
                 self._look_ahead()
             if attempt.error is not None and not self._planned:
-                raise attempt.error  # else planned batches come first, and a later call meets the error again
+                raise attempt.error  # else planned batches come first, and the error recurs in a later call
         if not self._planned or (self._fetcher is not None and self.blocked):
             return None
         batch = self._planned.popleft()
         self._hold(batch.parts)
         self._finished += batch.finished or ()
         if self.exhausted:
-            self.close()  # the next epoch gets the room
+            self.close()  # makes room for the next epoch
         return batch
 
     def release_finished(self) -> None:
@@ -518,7 +518,6 @@ class Lookahead:
             self._held.update(new)
 
     def _release_passed(self) -> None:
-        """Release the parts that the plan has passed."""
         if self._fetcher is not None:
             window = self._fetcher.window
             passed, unkept = self._passed(self._held), self._passed(window.kept)
@@ -576,7 +575,7 @@ class Scans:
     Attributes:
         requested: the shards whose counts are requested but not known, including failed shards.
         errors: the error of each shard that cannot be scanned.
-        numbers: the numbers of all tasks of a pool, to draw the next one from.
+        numbers: yields the number of the pool's next task.
         in_flight: the parts that each scan in flight holds, by the task's number.
     """
 
@@ -612,7 +611,7 @@ class Scans:
                     self._waiting.append(shard)
 
     def put_first(self, shard: int) -> None:
-        """Scan a requested shard before all others: a batch waits for it."""
+        """Scan a requested shard before all others, because a batch waits for it."""
         arriving = self._arriving.get(shard)
         if arriving is not None and shard != next(iter(self._arriving)):
             self._request_parts(shard, arriving, range(0))  # the next `feed` requests them for the new turn
@@ -645,7 +644,7 @@ class Scans:
             self._request_parts(shard, arriving, parts)
             with Attempt() as attempt:
                 fetcher.window.are_present([part_key(shard, number) for number in parts])
-            if attempt.error is not None and not arriving.in_flight:  # else the error is met again after the scan
+            if attempt.error is not None and not arriving.in_flight:  # else the error recurs after the scan
                 self.fail(shard, attempt.error)
                 failed = True
         return failed
@@ -669,7 +668,7 @@ class Scans:
     def submit_next(self, pool: Pool) -> bool:
         """Submit the next scan; return False if there is none, or its bytes are not resident.
 
-        A shard that cannot be opened has failed; other shards of the task are queued again.
+        A shard that cannot be opened is marked as failed; other shards of the task are queued again.
         """
         task = self._next_whole() if self._waiting else self._next_piece()
         if task is None:

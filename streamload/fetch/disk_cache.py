@@ -37,7 +37,7 @@ from streamload.memory.unnamed import write_fully
 from streamload.storage.local_files import make_private_folder
 from streamload.text import counted
 
-# Of a file's name: the bytes of its two digests, and the most letters of the shard's own name.
+# In a file's name: the bytes of the two digests, and the maximum letters of the shard's own name.
 _KEY_BYTES, _DIGEST_BYTES, _TAIL_LETTERS = 8, 16, 48
 # Matches the files of a cache, temporary ones included; all other files in its folder are the user's.
 _FILE_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-.*")
@@ -47,7 +47,7 @@ _PIECE_BYTES = 1 << 20
 _LOCK_WAIT_S, _RETRY_S = 1.0, 0.002
 _OPEN_WHOLE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-# Errors after which the cache is not read any more either.
+# Errors after which the cache is no longer read, either.
 _UNREADABLE = (errno.EIO, errno.ESTALE)
 
 _log = logging.getLogger("streamload")
@@ -77,7 +77,7 @@ class ShardIdentity:
     def file_name(self) -> str:
         """Return the file's name: the URL's key, a digest of all attributes without signatures, and the shard's name.
 
-        The rest of the URL is not readable, because queries may hold secrets.
+        The rest of the URL is hashed, because queries may hold secrets.
         """
         identity = repr((without_secrets(self.url), self.etag, self.bytes)).encode("utf-8", "surrogateescape")
         digest = hashlib.blake2b(identity, digest_size=_DIGEST_BYTES).hexdigest()
@@ -192,7 +192,7 @@ class DiskCache:
         """Open a shard's file, to read or fill it; the caller closes it.
 
         Return None if another process is filling it or has just done so, if the cache is full of shards that must stay,
-        or if it is off.
+        or if the cache is off.
         """
         path = os.path.join(self._folder, identity.file_name)
         try:
@@ -223,7 +223,7 @@ class DiskCache:
             self._verified.add(_inode(os.fstat(file.descriptor)))
 
     def turn_off(self, exc: OSError) -> None:
-        """Stop writing, since the disk refused an operation; warn the first time."""
+        """Stop writing after the disk refused an operation; warn the first time."""
         self._writable = False
         self._readable = self._readable and exc.errno not in _UNREADABLE
         self.warn_once("is off from now on, and shards are read without it (%s)", exc.strerror or exc)
@@ -321,7 +321,7 @@ def shards_folder(cache_dir: str) -> str:
 
 
 def bytes_in_cache(cache_dir: str) -> int:
-    """Return the bytes of whole files in a cache; 0 if there is none, or it cannot be read."""
+    """Return the total size of a cache's whole files; 0 if it does not exist or cannot be read."""
     with suppress(OSError):
         return sum(status.st_size for _, _, status in _listed(shards_folder(cache_dir)))
     return 0

@@ -238,7 +238,7 @@ class Fetcher:
         shard, number = shard_and_number(key)
         state = self.state_of(shard)
         if state.compression is not None:
-            # While others run, require room for the largest so far, so that they do not displace each other.
+            # While other ones run, require room for the largest so far, so that they do not displace each other.
             room_bytes = PART_BYTES + (_BESIDE_BYTES + self._largest_bytes if self._decompressions else 0)
             is_busy = len(self._decompressions) >= DECOMPRESSED_AT_ONCE
             if is_busy or not self._admit(key, PART_BYTES + _BESIDE_BYTES, room_bytes):
@@ -295,7 +295,7 @@ class Fetcher:
     # -- room ------------------------------------------------------------------------------------------------------
 
     def _to_close(self, key: int) -> list[int] | None:
-        """Return the shards to close before a part's shard is opened; None if none can be closed."""
+        """Return the shards to close before a part's shard is opened; None if no shard can be closed."""
         if shard_and_number(key)[0] in self._open or len(self._open) < self._most_open:
             return []
         parts = self.window.of_shard
@@ -373,7 +373,7 @@ class Fetcher:
         memory = state.ensure_memory()
 
         def write(offset: int, data: bytes) -> None:
-            if state.total_bytes is None:  # the first response states it
+            if state.total_bytes is None:  # the first response has stated it
                 state.total_bytes = state.pin.total_bytes
                 self._wake()
             memory.write(offset, data)
@@ -435,7 +435,7 @@ class Fetcher:
         if pin.etag is None or pin.total_bytes is None:
             cache.warn_once(
                 "does not keep %s, nor any other shard for which the storage states neither ETag nor date: it could "
-                "not notice that a shard was rewritten. To keep them, copy the shards to a local folder",
+                "not detect a rewritten shard. To keep such shards, copy the shards to a local folder",
                 without_secrets(url),
             )
             return None
@@ -500,7 +500,7 @@ class Fetcher:
             if self._cache is None:
                 raise
             self._cache.turn_off(exc)
-            message = f"the disk cache cannot be read ({exc.strerror}) and is off from now on; iterate again to go on"
+            message = f"the disk cache cannot be read ({exc.strerror}) and is off from now on; iterate again"
             raise StorageError(message, url=state.url, offset=offset) from exc
         finally:
             if file is not None:
@@ -534,7 +534,7 @@ class FetchedShard:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Return the generation and the mappable bytes: if either changes, workers need a new descriptor."""
+        """Return the generation and the number of mappable bytes; if either changes, workers need a new descriptor."""
         return self.generation, self.total_bytes or self.ensure_memory().size_bytes
 
     def ensure_memory(self) -> SparseMemory:
@@ -610,7 +610,7 @@ class SparseMemory:
         write_fully(self.descriptor, data, offset)
 
     def free(self, start: int, end: int) -> None:
-        """Free the pages of a range, on Linux. It begins at a page, and ends at a page or at the end of the memory."""
+        """Free the pages of a range, on Linux. The range consists of whole pages, or ends with the memory."""
         end = min(end, self.size_bytes)
         if end > start and hasattr(mmap, "MADV_REMOVE"):
             with mmap.mmap(self.descriptor, self.size_bytes) as mapped:
@@ -653,7 +653,7 @@ class TableLoader:
 
     async def _load(self, shard: int) -> None:
         async with self._at_once:
-            if self._tables.needs_read(shard):  # it may have been read together with another one
+            if self._tables.needs_read(shard):  # it may have been read together with another table
                 await self._tables.fetch(shard)
 
     def _ended(self, shard: int, task: asyncio.Task[None]) -> None:

@@ -73,7 +73,7 @@ class _Queue:
             heapq.heappush(self._heap, (rank, key))
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the parts, least rank first; the queue must not change meanwhile."""
+        """Yield the parts, lowest rank first; the queue must not change meanwhile."""
         popped: list[tuple[tuple[int, int], int]] = []
         try:
             while self._heap:
@@ -115,7 +115,7 @@ class PartWindow:
         self.present: set[int] = set()
         self.of_shard: dict[int, set[int]] = {}
         self._errors: dict[int, Exception] = {}
-        # The needs of parts, from which their turns follow.
+        # The needs of parts, which determine their turns.
         self._holds: Counter[int] = Counter()
         self._turns = itertools.count(_FIRST_BATCH, _TURNS_OF_BATCH)
         self._planned: dict[int, deque[int]] = {}  # ascending
@@ -149,7 +149,7 @@ class PartWindow:
             self._update(key)
 
     def unplan(self, keys: Iterable[int], index: int = 0) -> None:
-        """Undo one `plan` of parts: the first (0) when its batch holds them, the last (-1) when it is cancelled."""
+        """Undo one `plan` of parts: the first (0) once its batch holds them, the last (-1) if that is cancelled."""
         for key in keys:
             turns = self._planned[key]
             del turns[index]
@@ -172,7 +172,7 @@ class PartWindow:
             self._update(key)
 
     def request(self, key: int, scan: int | None) -> None:
-        """Request a part for a scan (later scans have larger numbers); with None, once after all else. Idempotent."""
+        """Request a part for a scan (later scans have larger numbers), or, with None, after all else. Idempotent."""
         self._requested[key] = LAST if scan is None else _FIRST_SCAN + scan
         self._update(key)
 
@@ -199,7 +199,7 @@ class PartWindow:
     # -- arrival and eviction --------------------------------------------------------------------------------------
 
     def evictable(self, key: int) -> Iterator[int]:
-        """Yield the parts that may be evicted for a part: the ones of later turns, last first."""
+        """Yield the parts that may be evicted for a part: those of later turns, last first."""
         turn = self.turn_of(key)
         for other in self._evictable:
             if -self._evictable.ranks[other][0] <= turn:

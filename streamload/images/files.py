@@ -63,7 +63,7 @@ def image_size(data: memoryview) -> tuple[int, int]:
     """Return (height, width) in pixels, from the header alone.
 
     Raises:
-        ValueError: the bytes do not begin as an image of a known format.
+        ValueError: the bytes do not begin like an image of a known format.
     """
     header = jpeg_header(data)
     if header is not None:
@@ -199,8 +199,8 @@ def _check_pixels(image: ImageFile) -> None:
     bits = _channel_bits(image)
     if 8 < bits < 32:
         raise ValueError(
-            f"the {image.format} image has {bits} bits a channel, and decoding would keep 8; give a decoder for its "
-            "field, such as decode={'depth.png': images.unchanged}, store its values as npy, or convert it to 8 bits"
+            f"the {image.format} image has {bits} bits per channel, but decoding would keep 8; give a decoder for "
+            "its field, as in decode={'depth.png': images.unchanged}, store its values as npy, or convert it to 8 bits"
         )
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
         raise ValueError(
@@ -210,7 +210,7 @@ def _check_pixels(image: ImageFile) -> None:
 
 
 def _channel_bits(image: ImageFile) -> int:
-    """Return the bits per channel by the header; the pixels may have fewer, since Pillow halves those of RGB."""
+    """Return the bits per channel that the header states; Pillow reduces those of RGB to 8."""
     from PIL.TiffImagePlugin import TiffImageFile
 
     if isinstance(image, TiffImageFile):
@@ -228,7 +228,7 @@ def unchanged(data: bytes) -> NDArray[Any]:
 
     Returns:
         (height, width) for grey and palette images (indices of colours), else (height, width, channels), with 2
-        channels for grey with alpha, 3 for RGB, 4 for RGBA or CMYK. uint8 or uint16; float32 or int32 for such a TIFF.
+        channels for grey with alpha, 3 for RGB, 4 for RGBA or CMYK. uint8 or uint16; float32 or int32 for such TIFFs.
 
     Raises:
         ValueError: unknown format, damaged, truncated, too large, or of an unsupported depth.
@@ -277,7 +277,7 @@ def _stored_numbers(image: ImageFile, data: memoryview) -> NDArray[Any]:
             pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
         if pixels is None or pixels.dtype != np.uint16 or pixels.shape[:2] != (image.height, image.width):
             raise ValueError(
-                f"the {image.format} image of {bits} bits a channel is damaged, cut off or of an unusual kind; write "
+                f"the {image.format} image of {bits} bits per channel is damaged, cut off or unusual; write "
                 "the sample again, or store its values as npy"
             )
         if pixels.ndim == 2:

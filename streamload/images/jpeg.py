@@ -5,7 +5,7 @@ libjpeg-turbo stops early if the header declares fewer rows, so it gets a copy o
 are bit for bit those of the whole picture.
 
 The inverse transform and the chroma upsampling are libjpeg-turbo's exact ones, as in Pillow. The fast ones save 3 to 7
-% of the time but change pixels by up to 6 and 42 of 255.
+% of the time but change pixels by up to 6 and 42 of 255, respectively.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Image = NDArray[np.uint8]
 
 _MAGIC = b"\xff\xd8\xff"
-# Scales, in eighths, at which the inverse transform is cheap; 5/8 to 7/8 cost more than the whole. 1/8 is left out: it
+# Scales, in eighths, at which the inverse transform is cheap; 5/8 to 7/8 cost more than full size. 1/8 is left out: it
 # averages values before they are clipped to black and white, which is visible.
 _EXACT_SCALES = (2, 3, 4)
 
@@ -71,7 +71,7 @@ def jpeg_header(data: memoryview) -> JpegHeader | None:
 
 
 def frame_and_scan(data: memoryview) -> tuple[bool, int, int, int]:
-    """Return `progressive`, `block_rows`, `height_at` and the first scan's offset from its markers (ITU-T T.81, B)."""
+    """Read `progressive`, `block_rows`, `height_at` and the first scan's offset from the markers (ITU-T T.81, B)."""
     position, end = 2, len(data) - 4
     frame = height_at = components = sampling = 0
     restarts = False
@@ -96,7 +96,7 @@ def frame_and_scan(data: memoryview) -> tuple[bool, int, int, int]:
             one_scan = frame in _SEQUENTIAL_FRAMES and data[position + 4] == components and not restarts
             return frame in _PROGRESSIVE_FRAMES, _BLOCK * sampling if one_scan else 0, height_at, position
         position += 2 + (data[position + 2] << 8 | data[position + 3])
-    return True, 0, 0, len(data)  # unknown: called progressive, since checking the number of scans does no harm
+    return True, 0, 0, len(data)  # unknown: treated as progressive, since counting scans does no harm
 
 
 def smallest_scale(header: JpegHeader, min_height: int, min_width: int) -> int:
@@ -130,7 +130,7 @@ def decode_jpeg(
     """
     declared, blocks = header.height, header.block_rows
     if rows is not None and blocks:
-        # Colours are interpolated with the next row of colours. A further block rules out another scale.
+        # Colours are interpolated with the next row of colours. A whole further block ensures the requested scale.
         needed = rows + (blocks // _BLOCK if eighths == 8 else blocks)
         if -(-needed // blocks) < -(-header.height // blocks):
             declared = needed
@@ -154,7 +154,7 @@ def _decode(data: memoryview | bytearray, target: Image, eighths: int) -> str:
     """Decode to the size of `target`; return libjpeg-turbo's first warning, or why decoding is impossible."""
     import simplejpeg
 
-    # A factor of 1 would allow 5/8, 6/8 and 7/8.
+    # A `min_factor` of 1 would allow 5/8, 6/8 and 7/8.
     scaling = {"min_height": target.shape[0], "min_width": target.shape[1], "min_factor": 2.0}
     try:
         simplejpeg.decode_jpeg(data, "RGB", buffer=target, **({} if eighths == 8 else scaling))
@@ -168,7 +168,7 @@ def _with_usual_scans(data: memoryview) -> memoryview | None:
     """Return a copy of a sequential JPEG in which every scan names the whole spectrum; None if all do.
 
     Sequential decoding ignores the spectrum in a scan's header, and some encoders write zeros there. simplejpeg reports
-    only libjpeg-turbo's first warning, which would be about these, so later damage would go unnoticed.
+    only libjpeg-turbo's first warning, which would be about these zeros, so later damage would go unnoticed.
     """
     repaired, position = bytearray(data), 2
     while (position := repaired.find(b"\xff", position)) >= 0 and position + 5 <= len(repaired):

@@ -61,7 +61,7 @@ _FINEST_TAP = 256  # OpenCV rounds taps to 8 bits; they must still add up to 1
 
 # The dtypes besides uint8 that can be resampled, by Pillow as float32, which holds each of their values.
 _RESAMPLED_DTYPES = (np.uint16, np.float32)
-# Minimum ratio of a box to the result after the JPEG's own transform has shrunk the box by another filter than the
+# Minimum ratio of a box to the result, after the JPEG's own transform has shrunk the box with its filter instead of the
 # requested one. With 2.5 photographs and textures differ by up to 1.03 of 255 in the mean; with 2 by up to 1.8, with 1
 # by up to 6.
 _LEAST_SHRINKING = 2.5
@@ -86,7 +86,7 @@ class Window(NamedTuple):
 
     Attributes:
         box: the part of the image; pixels beyond the image are filled.
-        size: height and width of the result. A box of another size is resampled, and lies within the image.
+        size: height and width of the result. A box that differs in size is resampled, and lies within the image.
         mirrored: swap left and right; `box` is then the whole image, and `size` its size.
     """
 
@@ -211,7 +211,7 @@ class RandomCrop(_Random):
         if spare_rows < 0 or spare_columns < 0:
             raise ValueError(
                 f"RandomCrop: an image of {height} x {width} with padding {self.padding} is smaller than the crop of "
-                f"{rows} x {columns}; resize before or give a larger padding"
+                f"{rows} x {columns}; resize it first, or give a larger padding"
             )
         top, left = (int((spare + 1) * rng.random()) - self.padding for spare in (spare_rows, spare_columns))
         return Window(Box(top, left, rows, columns), (rows, columns))
@@ -406,9 +406,9 @@ class Normalize(_Operation):
 
         Raises:
             StorageError: the file does not exist or cannot be read.
-            ValueError: it is not from `streamload stats --pixels`.
+            ValueError: the file is not from `streamload stats --pixels`.
         """
-        from streamload.storage.storages import Storages  # imported here, since that takes as long as all else
+        from streamload.storage.storages import Storages  # imported here, since it takes as long as all other imports
 
         place = os.fspath(folder)
         url = place if place.endswith(".json") else f"{place.rstrip('/')}/{STATISTICS_NAME}"
@@ -421,7 +421,7 @@ class Normalize(_Operation):
             ) from None
         except (ValueError, KeyError, TypeError):
             raise ValueError(
-                f"{without_secrets(url)!r} is not a file of `streamload stats --pixels`; make it again"
+                f"{without_secrets(url)!r} was not written by `streamload stats --pixels`; run it again"
             ) from None
         return cls(mean, std)
 
@@ -454,7 +454,7 @@ class Normalize(_Operation):
             opencv().LUT(pixels, _normalized_bytes(tuple(self.mean), tuple(self.std)), dst=target)
             return _planes(target, out)
         height, width, channels = pixels.shape
-        # Whole rows with repeated constants, since NumPy is slow at inner loops over three elements.
+        # Compute whole rows, with repeated constants: NumPy is slow at inner loops over three elements.
         rows = target.reshape(height, width * channels)
         np.subtract(pixels.reshape(rows.shape), np.tile(np.asarray(self.mean, np.float32), width), out=rows)
         np.divide(rows, np.tile(np.asarray(self.std, np.float32), width), out=rows)
@@ -536,7 +536,7 @@ class Joint:
       such as a class. Moved with the image and clipped to it; empty boxes are removed. The result is float32 with as
       many columns;
     * "points": (..., points, 2 or more): x and y as in boxes, so the centre of the first pixel is (0.5, 0.5), and
-      further numbers such as visibility. Moved with the image; all are kept, also those outside it. float32.
+      further numbers such as visibility. Moved with the image; all are kept, even those outside it. float32.
 
     Operations other than crops, flips and resizes (`ToFloat`, `ToTensor`, `Normalize`, changes of colour) apply to
     images only, one after the other.
@@ -545,7 +545,7 @@ class Joint:
         operations: the operations, first to last; those that take `rng` draw from it, crops and flips once per sample.
         fields: for tuples, the kind of each item, None for items to leave alone; for dicts, the kinds by name
             (`{"jpg;png": "image", "mask.png": "mask"}`). Values that are None stay None.
-        mask_fill: the number in masks where `RandomCrop` and `CenterCrop` reach beyond the image, which is 0 there.
+        mask_fill: the number in masks beyond the edges, for `RandomCrop` and `CenterCrop`; images are 0 there.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or there is neither an image nor a mask.
@@ -627,10 +627,10 @@ class Joint:
         if isinstance(values, list) and not isinstance(self.fields, Mapping):
             if len(values) == len(self.fields):
                 return [(number, kind) for number, kind in enumerate(self.fields) if kind is not None]
-            raise TypeError(f"Joint: fields has kinds for {len(self.fields)} items, and the sample has {len(values)}")
+            raise TypeError(f"Joint: fields has kinds for {len(self.fields)} items, but the sample has {len(values)}")
         raise TypeError(
-            "Joint: fields is a mapping for samples that are dicts, and a sequence for tuples; it is "
-            f"{self.fields!r}, and the sample is of type {type(values).__name__}"
+            "Joint: fields must be a mapping for samples that are dicts, and a sequence for tuples; it is "
+            f"{self.fields!r}, but the sample is of type {type(values).__name__}"
         )
 
 
@@ -643,8 +643,8 @@ def _common_size(values: Any, items: Sequence[Item]) -> tuple[int, int]:
         check_image(f"Joint ({kind} {key!r})", values[key])
         if kind == "mask" and values[key].shape[2:] not in ((), (1,)):
             raise TypeError(
-                f"Joint: the mask {key!r} has {values[key].shape[2]} numbers for each pixel, as images are decoded to; "
-                "images.palette and images.unchanged decode masks, as in decode={'mask.png': images.palette}"
+                f"Joint: the mask {key!r} has {values[key].shape[2]} numbers for each pixel, like a decoded "
+                "image; decode masks by images.palette or images.unchanged, as in decode={'mask.png': images.palette}"
             )
         sizes[f"the {kind} {key!r}"] = values[key].shape[:2]
     if len(set(sizes.values())) != 1:
@@ -727,13 +727,13 @@ def cut(
     Args:
         image: the source, never changed.
         window: the source of the result's pixels.
-        interpolation: for a box of another size than the result.
+        interpolation: used if the box and the result differ in size.
         out: where to write.
         fill: the value beyond the image's edges.
 
     Raises:
         TypeError: booleans, and integers other than uint8 and uint16, can only be resampled by "nearest".
-        ValueError: the result, or the box at its width, has too many pixels.
+        ValueError: the result, or the box at the result's width, has too many pixels.
     """
     if window.mirrored:
         if image.dtype != np.uint8:
@@ -765,7 +765,7 @@ def decode_resampled(
     *,
     out: Image | None = None,
 ) -> Image:
-    """Decode a JPEG at no larger a scale than needed, only down to the end of the box, and resample the box.
+    """Decode a JPEG at the smallest sufficient scale, only down to the end of the box, and resample the box.
 
     The JPEG's inverse transform shrinks the picture, by the largest factor of 8/4, 8/3 and 8/2 that leaves the box
     `_LEAST_SHRINKING` times as high and wide as the result.
@@ -906,7 +906,7 @@ def _pixels(operation: str, image: Any) -> Image:
 
 
 def _target(shape: tuple[int, ...], out: Planes | None) -> Planes:
-    """Return an array (height, width, channels) to compute planes in: that of `out` if it fits."""
+    """Return an array (height, width, channels) to compute planes in: the memory of `out` if it fits."""
     pixels = out.transpose(1, 2, 0) if isinstance(out, np.ndarray) and out.ndim == 3 else None
     target = writable_in_order(pixels, shape, np.float32)
     return np.empty(shape, np.float32) if target is None else target

@@ -56,7 +56,7 @@ Columns = dict[str, NDArray[Any]]
 COLUMNS_FILE = "columns.npz"
 CLASSES_FILE = "classes.json"
 MOST_CLASSES_BYTES = 256 << 20
-# Names of the columns that are derived from tables; the last two are prefixes of a field.
+# Names of the columns that are derived from tables; the last two are prefixes of field names.
 KEY, KEY_HASH, LABEL, SIZE, PRESENT = "key", "key hash", "label", "size.", "has."
 
 _TO_THE_END = 1 << 62
@@ -85,11 +85,11 @@ class Dataset:
     Args:
         listing: the shards.
         storages: for the indexes.
-        budget_bytes: the memory budget; tables of indexes take a sixteenth, within 32 and 256 MiB, unless more are
-            needed at once.
+        budget_bytes: the memory budget; tables of indexes take a sixteenth of it, between 32 and 256 MiB, unless
+            more are needed at once.
 
     Attributes:
-        counts: the samples of each shard, as far as known.
+        counts: the number of samples of each shard, as far as known.
         skipped: the number of skipped members, by reason, in the shards scanned so far.
     """
 
@@ -130,7 +130,7 @@ class Dataset:
     # -- tables ----------------------------------------------------------------------------------------------------
 
     def find(self, shard: int) -> ShardTable | None:
-        """Return a shard's table, and record its count; None if it must be scanned. Blocks unless fetched.
+        """Return a shard's table, and record its count; None if it must be scanned. Blocks unless already fetched.
 
         Raises:
             DatasetIndexError: the index is damaged or of another shard.
@@ -153,14 +153,14 @@ class Dataset:
         """Return a shard's table, with its sidecars' fields.
 
         Raises:
-            DatasetIndexError: as for `find`; or a sidecar's samples are others, or in another order, or it has a field
+            DatasetIndexError: as for `find`; or a sidecar's samples differ or are in another order, or it has a field
                 of the shard.
         """
         table = self.find(shard)
         return table if table is None or shard not in self._sidecars else self._join(shard, table).table
 
     def locate(self, shard: int) -> tuple[ShardTable, int]:
-        """Return a table with a shard's samples, and the number of its first one; raise as `find_joined`.
+        """Return a table with a shard's samples, and the first sample's number there; raise as `find_joined`.
 
         Shards of one index may share a table; its offsets are relative to each sample's shard.
         """
@@ -186,11 +186,11 @@ class Dataset:
         return located
 
     def at_hand(self, shard: int) -> ShardTable | None:
-        """Return a shard's table, or None if it must be read first."""
+        """Return a shard's table; None if it must first be read."""
         return None if self.needs_read(shard) else self.find(shard)
 
     def hold(self, shards: Collection[int]) -> list[int]:
-        """Keep these shards' tables instead of the last call's; return the shards to read first."""
+        """Keep these shards' tables instead of those of the last call; return the shards that must be read."""
         indexed = (shard for shard in shards if self.listing.shard(shard).index_folder is not None)
         self._needed = frozenset([*shards, *(self._place(shard)[0] for shard in indexed)])
         return [shard for shard in shards if self.needs_read(shard)]
@@ -224,7 +224,7 @@ class Dataset:
         """Keep the table of a whole shard."""
         self._count(shard, table)
         self._tables[shard] = table
-        if self.listing.shard(shard).index_folder is not None:  # read elsewhere; it can be read again
+        if self.listing.shard(shard).index_folder is not None:  # its table was read elsewhere, and can be read again
             self._drop_others(shard, 36 * len(table.member_offset) + 16 * len(table) + 2 * len(table.key_bytes))
 
     def _count(self, shard: int, table: ShardTable) -> None:
@@ -274,7 +274,7 @@ class Dataset:
             twice = next((name for name in other.fields if name in table.fields), None)
             if twice is not None:
                 raise DatasetIndexError(
-                    f"this sidecar has the field {twice!r}, which its shard has too; a sidecar holds other fields",
+                    f"this sidecar has the field {twice!r}, which its shard has too; a sidecar must hold other fields",
                     url=url,
                 )
             matched[number] = rows = _matched_samples(table, other, url)
@@ -350,15 +350,15 @@ async def _download(storages: Storages, group: TableGroup) -> bytes:
     except ShardNotFoundError as exc:
         raise index_error(_GONE, url) from exc
     except ShardChangedError as exc:
-        raise index_error(f"the file of the index is cut ({exc.message})", url, group.start) from exc
+        raise index_error(f"the file of the index is cut off ({exc.message})", url, group.start) from exc
 
 
 class _Joined(NamedTuple):
     """A shard's table with the fields of its sidecars.
 
     Attributes:
-        tables: of the shard and its sidecars.
-        table: the joined one.
+        tables: the tables of the shard and its sidecars.
+        table: the joined table.
         matched: for each sidecar, the numbers of the shard's samples there, or MISSING.
     """
 
@@ -428,7 +428,7 @@ async def read_shard(
     labels: bool = False,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> ReadShard:
-    """Read a shard strictly, holding a few megabytes of it, or the largest sample if it is remote or compressed.
+    """Read a shard strictly, with a few megabytes in memory, or its largest sample if it is remote or compressed.
 
     Args:
         storage: the shard's storage.
@@ -501,7 +501,7 @@ def differences(url: str, table: ShardTable, known: ShardTable) -> Iterator[Stre
     columns = ("member_offset", "member_size", "member_field", "sample_start", "key_bytes", "key_start")
     same = (np.array_equal(getattr(table, name), getattr(known, name)) for name in columns)
     if table.fields != known.fields or not all(same):
-        yield DatasetIndexError(f"the index lists other samples than the shard contains; {rebuild}", url=url)
+        yield DatasetIndexError(f"the samples in the index differ from those in the shard; {rebuild}", url=url)
         return
     if known.member_crc32 is not None and table.member_crc32 is not None:
         for member in np.flatnonzero(table.member_crc32 != known.member_crc32).tolist():
@@ -514,7 +514,7 @@ def differences(url: str, table: ShardTable, known: ShardTable) -> Iterator[Stre
                 offset=int(table.member_offset[member]),
             )
     if known.labels is not None and not (table.labels is not None and np.array_equal(table.labels, known.labels)):
-        yield DatasetIndexError(f"the index has other labels than the shard; {rebuild}", url=url)
+        yield DatasetIndexError(f"the labels in the index differ from those in the shard; {rebuild}", url=url)
 
 
 def read_labels(listing: Listing, storages: Storages) -> Labels:
@@ -566,12 +566,12 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
     """Read some columns of all samples. Blocks; shards without an index are scanned.
 
     Returns:
-        The columns, in the order of the listing, and the samples of each shard, int64[shards].
+        The columns, in the order of the listing, and the number of samples of each shard, int64[shards].
 
     Raises:
         DatasetIndexError: a column does not exist, an index is damaged, or a sample has no label.
         ShardFormatError: a shard is damaged.
-        StorageError: a shard or an index cannot be read, or a shard has another size than when it was listed.
+        StorageError: a shard or an index cannot be read, or a shard's size changed since it was listed.
     """
     stored = [name for name in names if name not in _NOT_OF_FIELDS and not name.startswith((SIZE, PRESENT))]
     others = [name for name in names if name not in stored]
@@ -636,7 +636,7 @@ def _values(table: ShardTable, name: str, url: str) -> NDArray[Any]:
 
 def _no_labels(why: str, url: str) -> DatasetIndexError:
     return DatasetIndexError(
-        f"this needs the labels that an index holds, and {why}; write the class of each sample as a field "
+        f"this needs the labels that an index holds, but {why}; write the class of each sample as a field "
         "cls, make an index with `streamload index` (or pack with shardify), or give weights= as one number per sample",
         url=url,
     )
@@ -664,7 +664,7 @@ def _stored(listing: Listing, storages: Storages, names: Sequence[str]) -> Colum
                 raise DatasetIndexError(_no_column(name, fields, sorted(columns)), url=shard.url)
             if shard.name not in rows:
                 raise DatasetIndexError(
-                    f"the column {name!r} has no values of this shard, which is newer; make the columns again with "
+                    f"the column {name!r} has no values for this shard, which is newer; make the columns again with "
                     "`streamload index` and its --columns",
                     url=shard.url,
                 )
@@ -761,7 +761,7 @@ def read_class_names(folders: Sequence[str], storages: Storages) -> tuple[str, .
             if pair[0] != pair[1]:
                 here, there = (f"is {name!r}" if name is not None else "has no name" for name in pair)
                 raise DatasetIndexError(
-                    f"the same label stands for different classes: {label} {here} here, and {there} in {first!r}; pack "
+                    f"the same label stands for different classes: {label} {here} here, but {there} in {first!r}; pack "
                     f"them with one numbering (`shardify --classes {first}`), read each apart, or leave cls out of "
                     "fields. In a Mixture, a Portion with a transform of its own may give its labels another meaning",
                     url=other,

@@ -64,7 +64,7 @@ _INT64, _UINT32, _UINT16, _UINT8 = (np.dtype(code) for code in ("<i8", "<u4", "<
 
 
 class NotAnIndexError(DatasetIndexError):
-    """Raised if the file in place of an index is another tool's."""
+    """Raised if another tool wrote the file that should be an index."""
 
 
 def index_error(why: str, url: str, offset: int | None = None) -> DatasetIndexError:
@@ -116,7 +116,7 @@ class TableRun(NamedTuple):
 
     Attributes:
         table: the samples of all shards in order, with offsets relative to each sample's shard.
-        firsts: the number of each shard's first sample, then of all samples.
+        firsts: the number of each shard's first sample, followed by the number of all samples.
         shard_bytes: the size of each shard.
         about: the JSON of each table.
     """
@@ -157,12 +157,12 @@ def _unpack(content: bytes, edges: Sequence[int]) -> TableRun:
     """
     start, length = np.array(edges[:-1], np.int64), np.diff(np.array(edges, np.int64))
     if length.min() < _HEADER.size or edges[-1] > len(content):
-        raise _TableError(f"a table is cut: the file ends after {len(content)} bytes of it")
+        raise _TableError(f"a table is cut off: the file ends after {len(content)} bytes of it")
     header = np.frombuffer(b"".join([content[at : at + _HEADER.size] for at in edges[:-1]]), _HEADERS)
     if (header["magic"] != _MAGIC).any():
         raise _TableError("these bytes are not a table")
     if (header["format"] != _FORMAT).any():
-        raise _TableError(f"a table of format {header['format'][0]}, and this release reads format {_FORMAT}")
+        raise _TableError(f"a table has format {header['format'][0]}, but this release reads format {_FORMAT}")
     counts = header["counts"]
     shard_bytes, members, samples, key_bytes, about_bytes = np.minimum(counts, 2 * _MAX_COUNT).astype(np.int64).T
     size_of_member = np.where(header["flags"] & _CRC32, 22, 18)
@@ -170,7 +170,7 @@ def _unpack(content: bytes, edges: Sequence[int]) -> TableRun:
     about = _HEADER.size + size_of_member * members + size_of_sample * samples + 16 + key_bytes
     stated = about + about_bytes
     if (counts > _MAX_COUNT).any() or (stated + -stated % _ALIGNMENT != length).any() or (start % _ALIGNMENT).any():
-        raise _TableError(f"a table has {length[0]} bytes, and its header states {stated[0]}")
+        raise _TableError(f"a table has {length[0]} bytes, but its header states {stated[0]}")
     abouts = [content[at:end] for at, end in zip((start + about).tolist(), (start + stated).tolist(), strict=True)]
     flags, fields = int(header["flags"][0]), _described(abouts[0])[0]
     if (header["flags"] != flags).any() or any(_described(about)[0] != fields for about in {*abouts}):
@@ -277,12 +277,12 @@ class TableGroup:
     shards: Sequence[IndexedShard]
 
     def unpack(self, content: bytes) -> list[tuple[TableRun, int] | DatasetIndexError]:
-        """Return a run of tables and the shard's number there, or the table's error, for each shard."""
+        """Return, for each shard, a run of tables and the shard's number in it, or the error of its table."""
         edges = [*accumulate((entry.table_bytes for entry in self.shards), initial=0)]
         try:
             for entry, (start, end) in zip(self.shards, pairwise(edges), strict=True):
                 if crc32(content[start:end]) != entry.table_crc32:
-                    why = f"the table's checksum is not the one in {INDEX_FILE}; it was changed, or is another's"
+                    why = f"the table's checksum differs from the one in {INDEX_FILE}; the file was changed"
                     raise _TableError(why)
             run = _unpack(content, edges)
             for entry, (first, after), total_bytes in zip(
@@ -291,7 +291,7 @@ class TableGroup:
                 if after - first != entry.samples or (total_bytes != entry.bytes and not compression_of(entry.name)):
                     raise _TableError(
                         f"{INDEX_FILE} has {counted(entry.samples, 'sample')} in {entry.bytes} bytes for the shard "
-                        f"{entry.name!r}, and its table {after - first} in {total_bytes}"
+                        f"{entry.name!r}, but its table {after - first} in {total_bytes}"
                     )
             return [(run, number) for number in range(len(self.shards))]
         except _TableError as exc:
@@ -340,7 +340,7 @@ class DatasetIndex:
             raise index_error(f"the index is not JSON ({exc})", path) from exc
         if document.get("format") != _FORMAT:
             raise DatasetIndexError(
-                f"an index of format {document.get('format')!r}, and this release reads format {_FORMAT}; "
+                f"the index has format {document.get('format')!r}, but this release reads format {_FORMAT}; "
                 "rebuild it with `streamload index`, or install a release that reads it",
                 url=path,
             )
@@ -386,7 +386,7 @@ class DatasetIndex:
         return entry
 
     def place(self, name: str) -> tuple[TableGroup, int]:
-        """Return the group with a shard's table, and its number there; raise as `shard`."""
+        """Return the group with a shard's table, and the table's number there; raise as `shard`."""
         self.shard(name)
         number = self._numbers[name]
         firsts, groups = self._groups
@@ -480,7 +480,7 @@ class IndexFolder:
         *,
         gone: Callable[[str], bool] = lambda _: False,
     ) -> DatasetIndex:
-        """Add or replace shards, drop others, and return the index. A broken index is replaced.
+        """Add or replace shards, drop those that are gone, and return the index. A broken index is replaced.
 
         The bytes depend on the entries alone, not on their order or the time. One table file is held at a time; files
         without a changed table are not read. Other writers of a local index wait.

@@ -39,7 +39,7 @@ SHARDIFY, SHARD_WRITER = "shardify", "ShardWriter"
 _MARK_FILE = ".streamload-unfinished.json"
 _MOST_MARK_BYTES = 1 << 20
 _ADVICE = {
-    SHARDIFY: "a `shardify` or `streamload map` (a call: `pack` or `map_shards`) into this folder was interrupted, or "
+    SHARDIFY: "a `shardify` or `streamload map` (or `pack`, `map_shards`) into this folder was interrupted, or "
     "is still running; run it again with --resume (resume=True) to go on, or with --overwrite (overwrite=True) to "
     "start over",
     SHARD_WRITER: "a ShardWriter was interrupted, or is still running; write them again with overwrite=True, or remove "
@@ -74,7 +74,7 @@ def list_shards(
 
     Args:
         urls: a string or path, or a list of them: shards, patterns, folders.
-        index: the folder of an index elsewhere, `.streamload` or its parent; replaces those beside the shards.
+        index: the folder of an index elsewhere, `.streamload` or its parent; replaces the indexes beside the shards.
         storages: for remote shards; by default without options.
         join: sidecars: indexed datasets with a shard for each shard, of the same name or at the same position.
 
@@ -83,7 +83,7 @@ def list_shards(
             sidecar does not match the shards.
         ShardNotFoundError: a shard is missing, or a pattern or folder matches nothing.
         StorageError: a shard cannot be looked up.
-        ShardChangedError: a shard is not the one in its index.
+        ShardChangedError: a shard differs from its entry in the index.
         DatasetIndexError: an index is broken, or missing for a sidecar; or the shards are unfinished.
     """
     storages = Storages() if storages is None else storages
@@ -119,7 +119,7 @@ def _listed(urls: Urls, index: str | os.PathLike[str] | None, storages: Storages
         shards.append(Shard(url, entry.name, size, mtime_ns, folder, etag, known.folder))
         counts.append(entry.samples)
     for exc in finder.unreadable.values():
-        _log.warning("going on without an index, since it cannot be read: %s", exc)
+        _log.warning("continuing without an index that cannot be read: %s", exc)
     used = dict.fromkeys(shard.index_folder for shard in shards if shard.index_folder is not None)
     indexes = {folder: finder.indexes[folder] for folder in used}
     fields = tuple(dict.fromkeys(name for known in indexes.values() for name in known.fields))
@@ -136,7 +136,7 @@ def _with_sidecar(listing: Listing, other: Listing, urls: Urls) -> Listing:
         )
     twice = next((name for name in other.fields if name in listing.fields), None)
     if twice is not None:
-        raise ValueError(f"{shown} has the field {twice!r}, which the shards have too; a sidecar holds other fields")
+        raise ValueError(f"{shown} has the field {twice!r}, which the shards have too; a sidecar needs other fields")
     numbers = _matched(listing.shards, other.shards, shown)
     return replace(
         listing,
@@ -157,7 +157,7 @@ def _matched(shards: Sequence[Shard], others: Sequence[Shard], shown: str) -> li
         return list(range(len(names)))
     lacking = next((name for name in names if name not in numbers), names[0])
     raise ValueError(
-        f"{shown} has {counted(len(others), 'shard')} for {len(names):,}, and none named {lacking!r}; a sidecar needs "
+        f"{shown} has {counted(len(others), 'shard')} for {len(names):,}, but none named {lacking!r}; a sidecar needs "
         "a shard of the same name for each shard, or equally many in the same order, as `streamload map --sidecar` "
         "writes them"
     )
@@ -199,7 +199,7 @@ class Listing:
 
     Attributes:
         shards: at least one shard, each once.
-        counts: samples in each shard; None unless every shard is in an index.
+        counts: the number of samples of each shard; None unless every shard is in an index.
         fields: the fields in all indexes, in the order of first appearance.
         sidecars: indexed shards with more fields of the same keys, numbered after `shards`.
         owners: the shard of each sidecar.
@@ -280,7 +280,7 @@ class ShardFinder:
     """Find shards with few requests per folder: the index, or a listing and the mark of an interrupted writer.
 
     Args:
-        elsewhere: the folder of a single index elsewhere; None to look beside the shards.
+        elsewhere: the folder of one index for all shards; None to look beside the shards.
         storages: for remote shards.
         uses_indexes: read indexes beside the shards.
 
@@ -347,8 +347,8 @@ class ShardFinder:
     def refuse_unfinished(self, folder: str, name: str | None = None) -> None:
         """Raise an error if the writer of a shard, or of a whole folder, was interrupted or is running.
 
-        Only for shards in no index beside them: an index is written after its shards, and its entries are removed
-        before them.
+        Only for shards that no index beside them lists: an index is written after its shards, and its entries are
+        removed before them.
 
         Raises:
             DatasetIndexError: the shards are unfinished, or their mark is damaged.
@@ -440,7 +440,7 @@ class ShardFinder:
         if missing:
             drop = f"drop it from the index with `streamload index {folder}`" if shards else f"remove {INDEX_FOLDER}"
             raise ShardNotFoundError(
-                f"no such shard, though the index beside it names it; restore it, or {drop}",
+                f"this shard does not exist, but the index beside it names it; restore it, or {drop}",
                 url=f"{folder}/{missing[0]}",
             )
         # Listings omit hidden shards.
@@ -506,7 +506,7 @@ def folder_advice(storage: Storage, folder: str) -> str:
     if not inside:
         return "check the path"
     copy = folder if protocol_of(folder) == "file" else "LOCAL_COPY"
-    return f"if it is an ImageFolder (one folder a class), pack it first: shardify {copy} DESTINATION"
+    return f"if it is an ImageFolder (one folder per class), pack it first: shardify {copy} DESTINATION"
 
 
 def write_mark(storage: Storage, folder: str, shards: ShardNaming, writer: str | None) -> None:
@@ -567,7 +567,7 @@ def unfinished_error(unfinished: UnfinishedSet, folder: str) -> DatasetIndexErro
 
 @dataclass(frozen=True, slots=True)
 class ShardNaming:
-    """A form such as `shard-%06d.tar`, with at least `digits` digits; None stands for any text, as in `*.tar`."""
+    """A form of names: `shard-%06d.tar`, with at least `digits` digits; None stands for any text, as in `*.tar`."""
 
     before: str
     digits: int | None

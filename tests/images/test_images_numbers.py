@@ -64,9 +64,9 @@ TOO_DEEP = {
 def test_what_would_lose_bits_is_refused_with_the_ways_out(kind: str) -> None:
     data = memoryview(TOO_DEEP[kind])
     form = {"png": "PNG", "tif": "TIFF"}.get(kind[:3], "PPM")
-    with pytest.raises(ValueError, match=rf"the {form} image has 16 bits a channel.*decode=.*npy"):
+    with pytest.raises(ValueError, match=rf"the {form} image has 16 bits per channel.*decode=.*npy"):
         decode_image(data)
-    with pytest.raises(ValueError, match="16 bits a channel"):
+    with pytest.raises(ValueError, match="16 bits per channel"):
         Resize(4).from_encoded(data)
     height, width = image_size(data)
     assert height * width > 0
@@ -301,7 +301,7 @@ def test_grey_is_pillows() -> None:
 def test_what_does_not_suit_a_decoder_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"no palette.*uint16.*images\.unchanged"):
         images.palette(TOO_DEEP[name])
-    with pytest.raises(ValueError, match=r"16 bits a channel.*images\.unchanged"):
+    with pytest.raises(ValueError, match=r"16 bits per channel.*images\.unchanged"):
         images.grey(TOO_DEEP[name])
     with pytest.raises(ValueError, match=r"no palette.*uint8 of shape \(9, 11, 3\)"):
         images.palette(encoded(np.ascontiguousarray(NARROW[:, :, :3]), "PNG"))

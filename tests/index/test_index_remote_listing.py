@@ -136,7 +136,7 @@ async def test_a_bucket_whose_index_alone_is_denied_can_be_read(
         await storages.aclose()
     assert listing.counts is None
     assert [message.partition(":")[0] for message in caplog.messages] == [
-        "going on without an index, since it cannot be read"
+        "continuing without an index that cannot be read"
     ]
 
 

@@ -144,5 +144,5 @@ def test_normalize_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ShardNotFoundError, match=r"`streamload stats .* --pixels` makes it"):
         images.Normalize.of(tmp_path)
     (tmp_path / "statistics.json").write_text("{}")
-    with pytest.raises(ValueError, match="is not a file of `streamload stats --pixels`"):
+    with pytest.raises(ValueError, match="was not written by `streamload stats --pixels`"):
         images.Normalize.of(tmp_path)
