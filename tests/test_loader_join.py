@@ -196,7 +196,7 @@ def test_samples_in_another_order_are_refused(dataset: Path, tmp_path: Path) -> 
             for number in reversed(range(shard, shard + PER_SHARD)):
                 writer.write({"__key__": key(number), "emb.npy": embedding(number)})
     with StreamLoader(dataset / "shards", fields=FIELDS, join=tmp_path / "turned", num_workers=0) as loader:
-        with pytest.raises(DatasetIndexError, match="in another order than those of its shard"):
+        with pytest.raises(DatasetIndexError, match="ordered differently from those of its shard"):
             list(loader)
 
 

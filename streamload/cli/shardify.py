@@ -228,7 +228,7 @@ def _imported(name: str) -> Callable[[Any], Any]:
     except (ImportError, AttributeError, ValueError) as exc:
         raise UsageError(
             f"{name!r} cannot be imported ({exc}); write MODULE:FUNCTION, such as filters:large_enough for a function "
-            "in filters.py, with a module that is in this folder or installed"
+            "in filters.py; the module must be in this folder or installed"
         ) from exc
     if not callable(function):
         raise UsageError(f"{name!r} is not a function; write MODULE:FUNCTION")

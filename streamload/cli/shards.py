@@ -273,7 +273,7 @@ def _column(name: str, values: Sequence[Any]) -> NDArray[Any]:
         return strings
     if not kinds <= {bool, int, float}:
         shown = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise UsageError(f"--columns: the column {name!r} has values of {shown}; give one of numbers or strings")
+        raise UsageError(f"--columns: the column {name!r} has values of {shown}; a column holds numbers or strings")
     numbers = np.array([np.nan if value is None else value for value in values])
     if numbers.dtype.kind not in "bif":
         raise UsageError(f"--columns: the column {name!r} has integers beyond 64 bits")

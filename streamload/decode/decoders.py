@@ -210,9 +210,9 @@ def _parse_header(head: bytes) -> NpyLayout:
     except (ValueError, SyntaxError, TypeError, KeyError, IndexError, MemoryError, RecursionError) as exc:
         raise ValueError(f"the npy header cannot be read ({exc}): {text[:80]!r}") from exc
     if not isinstance(shape, tuple) or not all(type(length) is int and length >= 0 for length in shape):
-        raise ValueError(f"the npy header gives no valid shape: {text[:80]!r}")
+        raise ValueError(f"the npy header has no valid shape: {text[:80]!r}")
     if not isinstance(fortran, bool):
-        raise ValueError(f"the npy header gives no valid fortran_order: {text[:80]!r}")
+        raise ValueError(f"the npy header has no valid fortran_order: {text[:80]!r}")
     if dtype.hasobject:
         raise ValueError(
             f"the npy file holds Python objects (dtype {dtype}), which only pickle can read and which are refused; "

@@ -94,7 +94,7 @@ class Work:
         count: the number of rows.
         row_shards: each row's shard.
         rows_per_shard: the average number of rows per shard.
-        any_missing: some row lacks a field.
+        any_missing: at least one row lacks a field.
     """
 
     rows: Rows
@@ -164,7 +164,7 @@ class FieldReader:
         self._reusing: set[str] = set()  # fields whose decoders may reuse the memory of arrays they returned
 
     def decoding(self, name: str) -> tuple[Decoder, type[Encoded]]:
-        """Return a field's decoder, and the class of bytes to pass: memoryview only if the decoder keeps none."""
+        """Return a field's decoder, and the class of bytes it gets: memoryview only if it keeps no reference."""
         decoding = self._decodings.get(name)
         if decoding is None:
             kind: type[Encoded] = bytes

@@ -60,7 +60,7 @@ _MOST_LOOKAHEAD_ROWS = 1 << 17
 _RUN_S, _RUN_BYTES = 0.030, 20 << 20
 # Maximum batches of all tasks in flight, if tasks have several batches.
 _BATCHES_IN_FLIGHT = 512
-# The trainer acknowledges batches this often per maximum of outstanding ones.
+# Acknowledgements by the trainer for each full window of outstanding batches.
 _MESSAGES_PER_WINDOW = 5
 # Maximum batches per acknowledgement: half of the slots kept for a trainer that has not released them yet.
 _MOST_UNACKNOWLEDGED = 64
@@ -469,7 +469,7 @@ class Lookahead:
         return self._plan.missing(_SCANNED_TOGETHER * self._engine.pool.capacity)
 
     def _scan_ahead(self) -> None:
-        """Request scans of some shards before the plan comes to them."""
+        """Request scans of some shards before the plan needs them."""
         scans = self._engine.scans
         if not self._tables.counts.complete:
             most = _LOCAL_SCANS_AHEAD if self._fetcher is None else SCANNED_SHARDS
@@ -765,7 +765,7 @@ class _Arriving:
     Attributes:
         turn: the order in which shards were requested; negative for a shard that was put first.
         in_flight: a scan of the shard is in flight.
-        parts: the parts that are requested for its scans; None before `feed` has come to the shard.
+        parts: the parts that are requested for its scans; None until `feed` reaches the shard.
     """
 
     turn: int

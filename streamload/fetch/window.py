@@ -260,7 +260,7 @@ class PartWindow:
             self._update(key)
 
     def _update(self, key: int) -> None:
-        """Queue a part anew after its needs or its presence changed."""
+        """Requeue a part after its needs or its presence changed."""
         turn = self.turn_of(key)
         self.free.discard(key)
         if turn == _NEVER or key in self.sizes or key in self._errors:

@@ -1,8 +1,8 @@
 """Image operations on arrays (height, width, channels) or (height, width), applied in the worker.
 
 Each agrees with torchvision's operation of the same name on PIL images. Operations that move or resample pixels agree
-exactly, except for "bilinear", the default, which is three times as fast and on photographs within 1 of 255 in the mean
-over an image and within 12 for 999 of 1000 values (see `resize_bilinear`); `ToFloat` and `Normalize` agree within 1e-6.
+exactly, except for "bilinear", the default: it is three times as fast, and on photographs differs by at most 1 of 255
+on average and 12 in 999 of 1000 values (see `resize_bilinear`). `ToFloat` and `Normalize` agree within 1e-6.
 A crop is cut out before it is resized, so pixels around it have no effect. Operations never change their argument.
 
 A random operation has a parameter `rng`, a `numpy.random.Generator`, which the worker passes. Equal states give equal
@@ -10,9 +10,9 @@ bytes.
 
 An operation with a method `from_encoded(data, rng)` may get the encoded file instead, in memory that is reused
 afterwards. A JPEG is then decoded only down to the end of the crop, and, if it shrinks to a fifth or less, at a smaller
-scale. That changes the result: on photographs and text by 1 of 255 in the mean over an image (1.03 in the worst of
-1,652 cases) and by 15 for 999 of 1000 values; noise and drawings in black and white by up to 4 in the mean, stripes of
-two pixels by 5, and a board of squares of 8 pixels, which are the JPEG's own blocks, by 9.
+scale. That changes photographs and text by up to 1 of 255 on average (1.03 in the worst of 1,652 cases) and 15 in 999
+of 1000 values, black-and-white noise and drawings by up to 4 on average, two-pixel stripes by 5, and a checkerboard of
+the JPEG's own 8-pixel blocks by 9.
 
 Every operation takes an array `out=` to write its result into; see `placing`.
 """
@@ -59,7 +59,7 @@ _WEIGHT_OF_SUM = 1000.0
 _CORRELATION = 0.9  # of neighbouring pixels, as in photographs
 _FINEST_TAP = 256  # OpenCV rounds taps to 8 bits; they must still add up to 1
 
-# The dtypes besides uint8 that can be resampled, by Pillow as float32, which holds each of their values.
+# The dtypes besides uint8 that Pillow can resample, as float32, which holds all their values exactly.
 _RESAMPLED_DTYPES = (np.uint16, np.float32)
 # Minimum ratio of a box to the result, after the JPEG's own transform has shrunk the box with its filter instead of the
 # requested one. With 2.5 photographs and textures differ by up to 1.03 of 255 in the mean; with 2 by up to 1.8, with 1
@@ -433,7 +433,7 @@ class Normalize(_Operation):
 
         Raises:
             TypeError: `image` is neither a uint8 or float32 array nor a float32 tensor.
-            ValueError: `image` does not have three dimensions, or has another number of channels than `mean`.
+            ValueError: `image` does not have three dimensions, or not the number of channels of `mean`.
         """
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(image, torch.Tensor):
@@ -831,9 +831,9 @@ def resize_bilinear(image: Image, shape: tuple[int, ...], out: Image | None = No
         out: where to write the result, by the rules of `placing`.
 
     Returns:
-        uint8 of that shape. It differs from Pillow's `resize(size, BILINEAR)`, in levels of 255, if enlarged by at most
-        1; if shrunk, on photographs by 1 in the mean (1.4 with strong grain), 12 for 999 of 1000 values and 30 at most;
-        on pure noise by 6.5, 30 and 50; on edges between black and white by 0.2, 25 and 35. Noise keeps 95.5 to 101 %
+        uint8 of that shape. It differs from Pillow's `resize(size, BILINEAR)`, in levels of 255: if enlarged, by at
+        most 1; if shrunk, on photographs by 1 on average (1.4 with strong grain), 12 in 999 of 1000 values and 30 at
+        most; on pure noise by 6.5, 30 and 50; on black-and-white edges by 0.2, 25 and 35. Noise keeps 95.5 to 101 %
         of Pillow's contrast; without antialiasing it would be 110 % at a scale of 1.1, 178 % at 2 and 347 % at 4.
     """
     cv2 = opencv()

@@ -133,7 +133,7 @@ class Dataset:
         """Return a shard's table, and record its count; None if it must be scanned. Blocks unless already fetched.
 
         Raises:
-            DatasetIndexError: the index is damaged or of another shard.
+            DatasetIndexError: the index is damaged or belongs to another shard.
             StorageError: the index cannot be read.
         """
         if shard in self._tables:
@@ -160,7 +160,7 @@ class Dataset:
         return table if table is None or shard not in self._sidecars else self._join(shard, table).table
 
     def locate(self, shard: int) -> tuple[ShardTable, int]:
-        """Return a table with a shard's samples, and the first sample's number there; raise as `find_joined`.
+        """Return a table with a shard's samples, and the first one's number; raise like `find_joined`.
 
         Shards of one index may share a table; its offsets are relative to each sample's shard.
         """
@@ -205,7 +205,7 @@ class Dataset:
         """Read the bytes for `find` on the running loop: one request for neighbouring tables.
 
         Raises:
-            DatasetIndexError: the index is damaged or of another shard.
+            DatasetIndexError: the index is damaged or belongs to another shard.
             StorageError: the index cannot be read.
         """
         if not self.needs_read(shard):
@@ -234,7 +234,7 @@ class Dataset:
             self.counts.set(shard, len(table))
 
     def add_piece(self, shard: int, piece: ScannedPiece) -> None:
-        """Add the next piece of a shard that is scanned on arrival; raise as `Scanner.add`."""
+        """Add the next piece of a shard that is scanned on arrival; raise like `Scanner.add`."""
         growing = self._growing.setdefault(shard, Scanner(self.url(shard)))
         growing.add(piece)
         table = growing.table()
@@ -382,8 +382,8 @@ def _matched_samples(table: ShardTable, sidecar: ShardTable, url: str) -> NDArra
     matched = np.array([numbers.get(key, MISSING) for key in keys], np.int64)
     if (np.diff(matched[matched != MISSING]) < 0).any():
         raise DatasetIndexError(
-            "the samples of this sidecar are in another order than those of its shard; write it with `streamload map "
-            "--sidecar`, or in the order of the shard",
+            "the samples of this sidecar are ordered differently from those of its shard; write it with `streamload "
+            "map --sidecar`, or in the order of the shard",
             url=url,
         )
     return matched
@@ -623,7 +623,7 @@ def _values(table: ShardTable, name: str, url: str) -> NDArray[Any]:
         return _key_hashes(table)
     if name == LABEL:
         if table.labels is None and len(table):
-            raise _no_labels("it has none of this shard, since not every sample has a whole number as cls", url)
+            raise _no_labels("it has none for this shard, since not every sample has a whole number as cls", url)
         return np.empty(0, np.int64) if table.labels is None else table.labels
     members = table.column([name.removeprefix(SIZE).removeprefix(PRESENT)])
     present: NDArray[np.bool_] = members != MISSING
@@ -643,7 +643,7 @@ def _no_labels(why: str, url: str) -> DatasetIndexError:
 
 
 def _key_hashes(table: ShardTable) -> NDArray[np.uint64]:
-    """Hash each key: the polynomial of its bytes at an odd number, modulo 2**64."""
+    """Hash each key by a polynomial of its bytes, evaluated at an odd number, modulo 2**64."""
     lengths = np.diff(table.key_start)
     if not len(lengths):
         return np.empty(0, np.uint64)

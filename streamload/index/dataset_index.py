@@ -36,7 +36,7 @@ _log = logging.getLogger("streamload")
 
 INDEX_FOLDER = ".streamload"  # beside the shards
 INDEX_FILE = "index.json"  # the list of shards in that folder
-MOST_INDEX_BYTES = 4 << 30  # maximum size of a file of an index
+MOST_INDEX_BYTES = 4 << 30  # maximum size of an index file
 # Maximum size of neighbouring tables read at once: a request costs as much as reading these bytes.
 GROUP_BYTES = 128 << 10
 
@@ -386,7 +386,7 @@ class DatasetIndex:
         return entry
 
     def place(self, name: str) -> tuple[TableGroup, int]:
-        """Return the group with a shard's table, and the table's number there; raise as `shard`."""
+        """Return the group with a shard's table, and the table's number there; raise like `shard`."""
         self.shard(name)
         number = self._numbers[name]
         firsts, groups = self._groups
@@ -467,7 +467,7 @@ class IndexFolder:
         self._storage = storage
 
     def update_with_tables(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> DatasetIndex:
-        """Add or replace shards with their tables; raise as `update`."""
+        """Add or replace shards with their tables; raise like `update`."""
         tables = {entry.name: table for entry, table in entries}
         fields = {name for table in tables.values() for name in table.fields}
         return self.update([entry for entry, _ in entries], fields, lambda name: pack_table(tables[name]))

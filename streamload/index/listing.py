@@ -74,7 +74,7 @@ def list_shards(
 
     Args:
         urls: a string or path, or a list of them: shards, patterns, folders.
-        index: the folder of an index elsewhere, `.streamload` or its parent; replaces the indexes beside the shards.
+        index: the folder of an index elsewhere, `.streamload` or its parent, instead of the indexes beside the shards.
         storages: for remote shards; by default without options.
         join: sidecars: indexed datasets with a shard for each shard, of the same name or at the same position.
 
@@ -366,7 +366,7 @@ class ShardFinder:
                 raise unfinished_error(unfinished, folder)
 
     def find(self, urls: Urls) -> list[ShardInfo]:
-        """Return the shards of `urls`, in order; raise as `list_shards`."""
+        """Return the shards of `urls`, in order; raise like `list_shards`."""
         matches = self.matches(urls)
         looked_up = self._look_up([match.url for match in matches if match.bytes == UNKNOWN_BYTES])
         return [looked_up.get(match.url, match) for match in matches] if looked_up else matches
@@ -422,7 +422,7 @@ class ShardFinder:
         if storage.is_folder(folder):
             advice = folder_advice(storage, folder)
             raise ShardNotFoundError(f"this folder holds no index and no *.tar; {advice}", url=folder)
-        return [storage.info(folder)]  # a shard with another ending
+        return [storage.info(folder)]  # a shard without a usual ending
 
     def _as_indexed(self, folder: str, shards: Sequence[ShardInfo], index: DatasetIndex) -> Sequence[ShardInfo]:
         listed = {info.url.rpartition("/")[2]: info for info in shards}
@@ -559,8 +559,8 @@ def unfinished_error(unfinished: UnfinishedSet, folder: str) -> DatasetIndexErro
     """Return the error for reading an unfinished set."""
     advice = _ADVICE.get(unfinished.writer, "their writer was interrupted, or is still running; write them again")
     return DatasetIndexError(
-        f"the shards in this folder are not complete: {advice}. (To read those that exist anyway, remove "
-        f"{_MARK_FILE} from it)",
+        f"the shards in this folder are not complete: {advice}. (To read the existing ones anyway, "
+        f"remove {_MARK_FILE} from it)",
         url=folder,
     )
 
