@@ -73,7 +73,7 @@ def test_a_stalled_server_is_named(folder: Path, workers: int, monkeypatch: pyte
         url = f"{server.url}/shard-000000.tar"
         with StreamLoader(url, 10, fields=("cls",), num_workers=workers) as loader:
             message = message_of(loader, monkeypatch, 1)
-    assert re.search(rf"the storage: a request for '{url}' from byte 0 on has taken \d.\d s and returned 0 bytes", message)
+    assert re.search(rf"the storage: a request for '{url}' from byte 0 on .* returned 0 bytes", message)
 
 
 def test_the_log_says_how_far_scans_are(tmp_path: Path) -> None:
