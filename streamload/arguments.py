@@ -18,7 +18,7 @@ T = TypeVar("T")
 _PREFIXES = " kmgt"
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)\s*(?:([kmgt])(i?))?b?\s*", re.IGNORECASE)
 
-# The least similarity of a typo to a known name; other loaders' arguments (`batch_sampler`) are mostly less similar.
+# Minimum similarity of a typo to a known name; other loaders' arguments (`batch_sampler`) are mostly less similar.
 _ALIKE = 0.77
 
 # Keywords and methods of other loaders, and retired ones of this loader, with their replacements.
@@ -31,7 +31,7 @@ _INSTEAD = {
     "handler": "pass on_error='skip'",
     "in_order": "leave it out; batches come in order",
     "input_dir": "pass it as urls",
-    "keys": "pass them as where=; a file with one a line as where=Path(...)",
+    "keys": "pass them as where=; or a file, one per line, as where=Path(...)",
     "local": "pass cache_dir=",
     "map": "pass transform=",
     "max_cache_size": "pass cache_size=",
@@ -40,7 +40,7 @@ _INSTEAD = {
     "predownload": "pass prefetch_batches=",
     "prefetch": "pass prefetch_batches=",
     "prefetch_factor": "pass prefetch_batches=, which counts the batches of all workers together",
-    "progress": "leave it out; the log says how far scans are",
+    "progress": "leave it out; the log shows the progress of scans",
     "remote": "pass it as urls",
     "resampled": "leave it out; all ranks get the same number of batches. To draw with replacement pass weights=",
     "samples": "use where=, such as 'fraction < 0.1', or pass keys as where=",
@@ -52,9 +52,9 @@ _INSTEAD = {
     "show": "run `streamload show`",
     "strict": "leave it out; a missing end-of-archive marker is a warning, and any other damage is an error",
     "subsample": "pass where=, such as 'fraction < 0.1'",
-    "timeout": "leave it out; the log says what a batch waits for, and storage requests have time limits of their own",
+    "timeout": "leave it out; the log says what a batch waits for, and storage requests have their own time limits",
     "to_tuple": "pass fields=",
-    "with_epoch": "pass epoch_size=, if epochs are to be shorter or longer than the dataset",
+    "with_epoch": "pass epoch_size= for epochs shorter or longer than the dataset",
 }
 
 
@@ -69,7 +69,7 @@ def parse_bytes(name: str, value: int | str) -> int:
     K and KB, M and MB, ... are powers of 1000; KiB, MiB, ... of 1024.
 
     Raises:
-        TypeError, ValueError: the value is neither of these, or less than one byte; the message has `name`.
+        TypeError, ValueError: the value is neither, or is less than one byte; the message has `name`.
     """
     advice = f'{name}={value!r} must be a positive number of bytes, or a string such as "512MiB" or "20GB"'
     if isinstance(value, bool) or not isinstance(value, int | str):
@@ -108,7 +108,7 @@ def alternatives(entry: str) -> list[str]:
 
 
 def by_field(argument: str, functions: Mapping[str, T]) -> dict[str, T]:
-    """Return the functions by field, given by keys such as `"jpg"` or `"jpg;png"`.
+    """Return each field's function, from keys such as `"jpg"` or `"jpg;png"`.
 
     Raises:
         ValueError: two keys name the same field, or a key has an empty name; the message has the argument's name.
@@ -117,11 +117,11 @@ def by_field(argument: str, functions: Mapping[str, T]) -> dict[str, T]:
     for key in functions:
         for name in alternatives(key):
             if not name:
-                raise ValueError(f"{argument} has a function for {key!r}, with an empty name of a field")
+                raise ValueError(f"{argument} has a function for {key!r}, which contains an empty field name")
             if keys.setdefault(name, key) != key:
                 raise ValueError(
                     f"{argument} has functions for {keys[name]!r} and for {key!r}, which both name the field {name!r}; "
-                    "leave it to one of them"
+                    "keep one of them"
                 )
     return {name: functions[key] for name, key in keys.items()}
 
@@ -130,11 +130,7 @@ def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:
     """Raise TypeError unless a function can be called with one argument (and `rng`, if it has such a parameter).
 
     A function without a readable signature passes. A class of callable objects is refused, since an instance is meant.
-
-    Args:
-        name: the name of the user's argument.
-        function: the function to check.
-        what: a description of the argument that the function will get.
+    `what` describes the function's argument.
     """
     # Metaclasses count as functions.
     kinds = function.__mro__ if isinstance(function, type) and not issubclass(function, type) else ()
@@ -152,12 +148,12 @@ def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:
     except TypeError as error:
         raise TypeError(
             f"{name}={function!r} is called with one argument, {what} (and with a random generator if it has a "
-            f"parameter named rng); but: {error}"
+            f"parameter named rng): {error}"
         ) from None
 
 
 def handlers_in(decoder: object) -> tuple[Callable[[str, Any], Any], ...]:
-    """Return WebDataset's decoders, one or a list, as a tuple: functions of an extension and bytes. () for others."""
+    """Return WebDataset decoders, given singly or as a list, as a tuple: functions of extension and bytes; else ()."""
     functions: tuple[Any, ...] = tuple(decoder) if isinstance(decoder, list | tuple) else (decoder,)
     for function in functions:
         try:
@@ -171,7 +167,7 @@ def handlers_in(decoder: object) -> tuple[Callable[[str, Any], Any], ...]:
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return " (did you mean 'jpg'?)" if a known name resembles an unknown one, else nothing."""
+    """Return " (did you mean 'jpg'?)" if a known name resembles an unknown one, else an empty string."""
     import difflib  # imported here, since each worker imports this module and few call this function
 
     alike = difflib.get_close_matches(name, list(known), 1, cutoff)
@@ -181,11 +177,8 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 def advises(constructor: Callable[P, R], *, neutral: Mapping[str, tuple[object, ...]] | None = None) -> Callable[P, R]:
     """Make a constructor reject unknown keywords with a TypeError that names the replacement.
 
-    The constructor's signature is unchanged. NumPy scalars are converted to Python numbers.
-
-    Args:
-        constructor: the constructor to wrap.
-        neutral: unknown keywords that are dropped if they have one of the given values, which request nothing.
+    The signature is unchanged. NumPy scalars are converted to Python numbers. Unknown keywords with a value that
+    `neutral` lists are dropped, since they change nothing.
     """
     known = inspect.signature(constructor).parameters.keys()
     owner = constructor.__qualname__.partition(".")[0]

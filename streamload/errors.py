@@ -36,8 +36,8 @@ def without_secrets(text: str) -> str:
     """Remove logins, signatures and secret parameters from a url, or from all urls in a text.
 
     Every url in messages, logs, traces, pictures and `__url__` passes through here. Other parameters stay, since they
-    may distinguish shards, as in `?file=a.tar`. A url that is signed again gives the same text, so caches use it as a
-    key, together with the response's ETag and size: to some servers the removed parameters may mean something else.
+    may distinguish shards, as in `?file=a.tar`. The text stays the same if a url is signed again, so it is the key of
+    caches, with the response's ETag and size, since some servers may give the removed parameters another meaning.
     """
     return _QUERY.sub(_public_parameters, _LOGIN.sub("", text)) if "://" in text else text
 

@@ -70,15 +70,15 @@ class StreamLoader(OpenDataset):
     Args:
         urls: a folder of shards; or paths or urls, with braces (`train-{000000..000123}.tar`), globs or `::`, one or a
             list; or a `Mixture` of several datasets.
-        batch_size: samples in a batch, on each rank. More than the dataset has gives one batch.
+        batch_size: samples in a batch, on each rank. More than the dataset's size gives one batch.
         shuffle: use a new order in each epoch: permute shards, and shuffle samples within a window of 10,000 samples,
             or of the given number.
         fields: the fields to read, with alternatives: `("jpg;png", "cls")` gives tuples; `"txt?"` is optional;
             "__key__" and "__url__" may be among them. None gives dicts of all fields.
         transform: a function of a sample, or a mapping from fields to functions of their values. A parameter named
-            `rng` gets a `numpy.random.Generator`; for others `random`, `numpy.random` and torch are seeded. Randomness
-            depends on `seed`, the epoch and the sample alone. `async def` functions of a batch run concurrently. May be
-            set later, for the next pass.
+            `rng` gets a `numpy.random.Generator`; for other functions `random`, `numpy.random` and torch are seeded.
+            Randomness depends on `seed`, the epoch and the sample alone. `async def` functions run concurrently within
+            a batch. May be set later, for the next pass.
         num_workers: worker processes; "auto" is this rank's share of the processors; give more if functions sleep. 0
             makes batches in the caller's thread. `RayFeeders(4, num_cpus=8)` makes the same batches on other nodes of a
             Ray cluster: in four feeders, each with eight workers and its own `memory_budget`.
@@ -103,7 +103,7 @@ class StreamLoader(OpenDataset):
             have the same number of batches and samples. False delivers every sample exactly once, for evaluation.
         seed: (order) determines the order and all randomness.
         lanes: (order) the number of streams that the order is interleaved from; by default the first run's world size.
-            The same number resumes at another world size.
+            Keep it to resume at another world size.
         weights: (selection) how often to draw samples, with replacement: "balanced", a mapping from labels to the
             weight of a sample, or one number for each sample. Needs `shuffle`.
         sampler: (selection) an iterable of sample numbers, such as a torch Sampler: the order of all ranks.
@@ -252,7 +252,7 @@ class StreamLoader(OpenDataset):
         return list(self._batch_builder.skipped)
 
     def __len__(self) -> int:
-        """Return the batches of a whole epoch on this rank. Without an index, the first call scans all shards.
+        """Return the number of this rank's batches in an epoch. Without an index, the first call scans all shards.
 
         Raises:
             ShardFormatError: a shard is damaged.
@@ -380,7 +380,7 @@ class StreamLoader(OpenDataset):
     def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
         """Record a `with` block to a file for ui.perfetto.dev or chrome://tracing, even if the block raises.
 
-        It shows the loop's steps and waits, the workers' tasks and scans, and requests, with the durations that
+        The trace shows the loop's steps and waits, the workers' tasks and scans, and requests, with the durations that
         `statistics()` sums.
 
         Args:
@@ -433,7 +433,7 @@ class StreamLoader(OpenDataset):
         if start.position:
             warn_at_caller(
                 f"this pass has no batch: it resumes from a state saved after the last batch of epoch {start.epoch}, "
-                f"and the next pass is epoch {start.epoch + 1}; a loop with its own count calls "
+                f"and the next pass is epoch {start.epoch + 1}; a loop that counts epochs must call "
                 f"set_epoch({start.epoch + 1}) first"
             )
         elif not sum(self._known_counts()):

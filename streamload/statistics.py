@@ -27,9 +27,9 @@ class Machine(NamedTuple):
     """The processors of a run.
 
     Attributes:
-        workers: the loader's workers; 0 if the trainer makes the batches.
-        processors: the processors available to this rank.
-        all_processors: all processors of the machine; 0 if the workers are on other machines.
+        workers: number of workers; 0 if the trainer makes the batches.
+        processors: number of processors available to this rank.
+        all_processors: the machine's number of processors; 0 if the workers are on other machines.
     """
 
     workers: int
@@ -62,7 +62,7 @@ def find_limit(totals: Totals, machine: Machine) -> Limit:
     batches = int(totals["batches"])
     if total_s < _LEAST_S or batches < _LEAST_BATCHES or not totals["samples"]:
         run = f"{counted(batches, 'batch')} after the first one in {total_s:.1f} s"
-        return Limit("unknown", f"nothing that shows yet: {run} are too short a run to judge")
+        return Limit("unknown", f"nothing visible yet: {run} is too short a run to judge")
     share = totals["loop_waited_s"] / total_s
     if share < _SMALL_WAIT:
         return Limit("step", f"the training step: after the first batch the loop waits {share:.1%} of its time")
@@ -111,12 +111,12 @@ def _work(totals: Totals, machine: Machine, total_s: float, waits: str) -> Limit
     if costliest == "reading tar headers":
         return Limit("scan", f"{figure}, and {waits}; `streamload index` does that once")
     if not machine.workers:
-        advice = f"num_workers={machine.processors} would make the batches beside the step"
+        advice = f"num_workers={machine.processors} would make the batches during the step"
         return Limit("work", f"{figure}, which this process does itself, and {waits}; {advice}")
     asleep = 1 - totals["workers_processor_s"] / busy_s - delayed
     advice = "make it cheaper, or do it once with `streamload map`"
     if asleep > 0.5:
-        advice = f"they are off the processors {asleep:.0%} of that (a disk, a server, sleep): more workers help"
+        advice = f"busy workers are off the processors {asleep:.0%} of the time (disk, server, sleep): more help"
     elif machine.workers < machine.processors:
         advice = f"num_workers={machine.processors} would use all processors"
     busy = min(1.0, busy_s / max(1e-9, totals["worker_s"]))
@@ -136,7 +136,7 @@ class Stage:
 
 
 class Statistics:
-    """What a loader has done so far, or since earlier statistics.
+    """Counts and durations of a loader's run so far, or since earlier statistics.
 
     Attributes:
         samples: delivered to the loop.
@@ -237,7 +237,7 @@ class Meter:
     """Sum the trainer's own measurements, and its feeders' reports, over all passes.
 
     Attributes:
-        workers: the number of the loader's workers.
+        workers: number of workers.
         totals: the sums of the trainer itself.
         events: the events of a trace, while it is recorded; else None.
     """
@@ -279,11 +279,9 @@ class Meter:
             self._first = self._now()
 
     def statistics(self, skipped_samples: int, processors_elsewhere: int | None = None) -> Statistics:
-        """Return the statistics for the user.
+        """Return the statistics so far.
 
-        Args:
-            skipped_samples: the number of skipped samples.
-            processors_elsewhere: the processors of each feeder on another machine; None for local feeders.
+        `processors_elsewhere` is the number of processors of each feeder on another machine; None for local feeders.
         """
         self.totals["skipped_samples"] = skipped_samples
         now = self._now()

@@ -152,7 +152,7 @@ def test_fields_must_exist_in_every_dataset_and_samples_too(folders: dict[str, s
     ("weights", "named"),
     [
         ({"a": 2, "b": 1}, "mixture was 'a: 0.5, b: 0.5' and is 'a: 0.66"),
-        ({"b": 1, "a": 1}, "mixture was .* and is 'b: 0.5.*other shards"),
+        ({"b": 1, "a": 1}, "mixture was .* and is 'b: 0.5.*other names"),
     ],
 )
 def test_a_state_of_another_mixture_is_refused(folders: dict[str, str], weights: dict[str, float], named: str) -> None:

@@ -151,7 +151,7 @@ def test_an_order_that_does_not_come_again_is_refused(source: str) -> None:
     with StreamLoader(source, 10, **OPTIONS, sampler=list(range(1, 51))) as loader:
         loader.load_state_dict(state)
         for _ in range(2):  # who tries again gets no other order for the saved one either
-            with pytest.raises(LoaderStateError, match="another order.*generator"):
+            with pytest.raises(LoaderStateError, match="order differs.*generator"):
                 iter(loader)
 
 
@@ -176,7 +176,7 @@ def test_an_epoch_of_a_size_goes_on_where_the_one_before_ended(source: str) -> N
         ({"weights": 3}, "shape"),
         ({"weights": {"cat": 1}}, "weights has 'cat'; give labels, which are whole numbers"),
         ({"weights": {0: "x"}}, "must be a number"),
-        ({"weights": [1.0] * 5}, "5 numbers and the dataset 140"),
+        ({"weights": [1.0] * 5}, "5 numbers, but the dataset has 140"),
         ({"weights": dict.fromkeys(range(TOTAL + 1), 1)}, "label 140, which no sample has"),
         ({"weights": dict.fromkeys(range(TOTAL - 1), 1)}, "lacks the label 139"),
         ({"weights": "balanced", "shuffle": False}, "shuffle=True"),

@@ -233,7 +233,7 @@ def keys_of(samples: list[tuple[str, bytes]]) -> list[list[str]]:
         (
             {"where": "label == 3", "weights": np.ones(50), "shuffle": True},
             ValueError,
-            "50 numbers and the dataset 500",
+            "50 numbers, but the dataset has 500",
         ),
         ({"fields": ("txt", "txt?")}, ValueError, "'txt' is not valid"),
         ({"fields": ("txt?;bin",)}, ValueError, "'txt\\?;bin' is not valid"),

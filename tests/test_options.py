@@ -81,7 +81,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     *[("transform", value, TypeError, "a mapping from fields to functions") for value in (3, "crop", [function])],
     ("transform", {"jpg": None}, TypeError, "must map a field to a function; it has 'jpg': None"),
     ("transform", two_arguments, TypeError, "a tuple of its fields, or a dict if fields=None (and with a random"),
-    ("transform", no_argument, TypeError, "but: too many positional arguments"),
+    ("transform", no_argument, TypeError, "rng): too many positional arguments"),
     ("transform", {"jpg": two_arguments}, TypeError, "transform['jpg']"),
     ("decode", {"jpg": three_arguments}, TypeError, "called with one argument, its bytes"),
     ("transform", {"jpg": RandomResizedCrop}, TypeError, "its value; give one, as in RandomResizedCrop(...)"),
@@ -98,9 +98,9 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("cache_size", "10GB", ValueError, "without cache_dir"),
     ("cache_dir", 3, TypeError, "the path of a folder"),
     ("cache_dir", "/dev/null/cache", ValueError, "cannot be used: Not a directory ('/dev/null/cache')"),
-    ("cache_dir", "s3://bucket/cache", ValueError, "is a url, and must be the path of a folder on a local disk"),
-    ("cache_dir", "gs:/bucket/cache", ValueError, "is a url, and must be the path"),  # as pathlib shortens it
-    ("cache_dir", "file:///cache", ValueError, "is a url, and must be the path"),
+    ("cache_dir", "s3://bucket/cache", ValueError, "is a url, but must be the path of a folder on a local disk"),
+    ("cache_dir", "gs:/bucket/cache", ValueError, "is a url, but must be the path"),  # as pathlib shortens it
+    ("cache_dir", "file:///cache", ValueError, "is a url, but must be the path"),
 ]
 
 
@@ -129,7 +129,7 @@ def test_what_only_this_process_can_read_has_no_workers() -> None:
     [
         (("png", "jpg;png"), "functions for 'png' and for 'jpg;png', which both name the field 'png'"),
         (("png", ".PNG"), "functions for 'png' and for '.PNG', which both name the field 'png'"),
-        *(((key,), f"a function for '{key}', with an empty name of a field") for key in ("", "jpg;", "a; ;b")),
+        *(((key,), f"a function for '{key}', which contains an empty field name") for key in ("", "jpg;", "a; ;b")),
     ],
 )
 def test_functions_without_a_field_of_their_own_are_refused(name: str, keys: tuple[str, ...], said: str) -> None:

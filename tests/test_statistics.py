@@ -121,7 +121,11 @@ FETCHING = {
         ("scan", {**WAITING, "awaited_s/scan": 9.5}, "`streamload index`"),
         ("scan", {"scan_s": 40.0}, "reading tar headers is 67% of the work"),
         ("machine", {"workers_delayed_s": 9.0, "machine_processor_s": 36.0}, "take 39% of its processors"),
-        ("work", {"workers_processor_s": 2.0, "machine_processor_s": 4.0}, "they are off the processors 90% of that"),
+        (
+            "work",
+            {"workers_processor_s": 2.0, "machine_processor_s": 4.0},
+            "busy workers are off the processors 90% of the time",
+        ),
     ],
 )
 def test_what_limits_a_run_is_named_with_its_figure(stage: str, changed: dict[str, float], said: str) -> None:
@@ -133,7 +137,7 @@ def test_more_workers_are_advised_while_there_are_processors() -> None:
     assert find_limit(run(), MACHINE).sentence.endswith("num_workers=4 would use all processors")
     assert "make it cheaper" in find_limit(run(), MACHINE._replace(processors=2)).sentence
     alone = find_limit(run(trainer_processor_s=20.0), MACHINE._replace(workers=0))
-    assert (alone.stage, "num_workers=4 would make the batches beside the step" in alone.sentence) == ("work", True)
+    assert (alone.stage, "num_workers=4 would make the batches during the step" in alone.sentence) == ("work", True)
 
 
 def test_with_workers_elsewhere_the_load_of_this_machine_is_no_limit() -> None:
@@ -149,7 +153,7 @@ def test_a_run_is_judged_when_there_is_enough_of_it(batches: int, worked_s: floa
     limit = find_limit(run(batches=batches, loop_worked_s=worked_s, loop_waited_s=waited_s), MACHINE)
     assert limit.stage == stage
     if stage == "unknown":
-        assert limit.sentence.startswith(f"nothing that shows yet: {batches} batch")
+        assert limit.sentence.startswith(f"nothing visible yet: {batches} batch")
 
 
 def test_a_first_batch_that_took_longer_than_all_others_is_mentioned() -> None:

@@ -1,4 +1,4 @@
-"""`streamload show`: draw some samples, as they are stored, to one picture."""
+"""`streamload show`: draw some samples, as they are stored, in one picture."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def show_command(
     index: Index = None,
     storage_option: StorageOption = None,
 ) -> None:
-    """Draw samples side by side, each with its images, boxes, class and text, to a picture.
+    """Draw samples side by side, each with its images, boxes, class and text, in a picture.
 
     Boxes lie over the first image: {"boxes": rows of left, top, right and bottom, "labels": ...} or COCO's list with
     "bbox". Dark images, such as masks, and those of more than 8 bits are stretched to the full range.
@@ -169,7 +169,7 @@ def _cell(sample: Mapping[str, Any], classes: Sequence[str]) -> Image.Image:
 
 
 def _as_image(value: Any) -> Image.Image | None:
-    """Return an array as an RGB image, stretched if it is dark or not of bytes; None if it is not an image."""
+    """Return an array as an RGB image, stretched if it is dark or not uint8; None if it is not an image."""
     from PIL import Image
 
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "uif" or min(value.shape[:2], default=0) <= 3:
@@ -185,7 +185,7 @@ def _as_image(value: Any) -> Image.Image | None:
 
 
 def _drawn(image: Image.Image, boxes: Sequence[tuple[Sequence[float], str]]) -> Image.Image:
-    """Return an image in the size of its cell, with its boxes."""
+    """Scale an image to its cell, and draw its boxes."""
     from PIL import ImageDraw
 
     scale = _CELL / max(image.size)

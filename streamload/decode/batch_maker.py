@@ -77,12 +77,7 @@ class TaskRunner:
     Most batches of a job share a layout, so rows are written in place as they are made, by the layout of the previous
     batch. A batch that does not fit gets its own layout.
 
-    Args:
-        job: the user's functions and options.
-        in_callers_process: as for `RowMaker`; shards are then not mapped either, see `OpenShards`.
-
-    Attributes:
-        rows: the `RowMaker`.
+    `in_callers_process` is as for `RowMaker`; shards are then not mapped either, see `OpenShards`.
     """
 
     def __init__(self, job: Job, *, in_callers_process: bool = False) -> None:
@@ -100,13 +95,8 @@ class TaskRunner:
     ) -> RowsDone | ScanDone | None:
         """Handle a message of the pool; return the answer to a task.
 
-        Raises only interrupts, and in the caller's process exits.
-
-        Args:
-            message: the pool's message.
-            descriptors: the descriptors sent with the message; owned by this object from now on.
-            progress: set to the current row and task.
-            waited_s: how long the worker waited for the message.
+        Raises only KeyboardInterrupt, or SystemExit in the caller's process. The message's `descriptors` belong to
+        this object from now on. `progress` is set to the current row and task.
         """
         match message:
             case RowTask() | ScanTask():
@@ -146,7 +136,7 @@ class TaskRunner:
         self._slots.close()
 
     def _make_batches(self, task: RowTask, progress: Progress) -> RowsDone:
-        placed = self._last_layout
+        expected = self._last_layout
         try:
             with self.rows.seeds.whole_task():
                 work = self.rows.make(
@@ -156,12 +146,12 @@ class TaskRunner:
                     keys=task.keys,
                     untried=task.untried,
                     progress=progress,
-                    blocks={} if placed is None else self._blocks(task, placed),
+                    blocks={} if expected is None else self._blocks(task, expected),
                 )
                 started = perf_counter()
                 done, start = [], 0
                 for batch in task.batches:
-                    done.append(self._batch(task, batch, start, work, placed))
+                    done.append(self._batch(task, batch, start, work, expected))
                     start += batch.rows
         except UnseededError:  # torch is loaded now, so the second run seeds it
             return self._make_batches(task, progress)
@@ -179,21 +169,21 @@ class TaskRunner:
             self._randomness = epoch, SampleRandomness(self._job.seed, epoch)
         return self._randomness[1]
 
-    def _blocks(self, task: RowTask, placed: Layout) -> dict[int, list[NDArray[Any]]]:
-        """Return the memory in the batches' slots for each array of a row, by its number within rows."""
-        if not isinstance(placed.tree, MappingNode | SequenceNode):
+    def _blocks(self, task: RowTask, expected: Layout) -> dict[int, list[NDArray[Any]]]:
+        """Return each row array's memory in the batches' slots, by the array's number in a row."""
+        if not isinstance(expected.tree, MappingNode | SequenceNode):
             return {}
         views = []
         for batch in task.batches:
-            layout, _ = _with_capacity(placed, batch.rows)
+            layout, _ = _with_capacity(expected, batch.rows)
             views.append(slot_views(layout, self._slots.at_least(batch.slot, layout.size_bytes), batch.rows))
         return {
             number: [of_batch[leaf.number] for of_batch in views]
-            for number, leaf in enumerate(placed.tree.children)
+            for number, leaf in enumerate(expected.tree.children)
             if isinstance(leaf, ArrayLeaf) and leaf.torch_dtype is None
         }
 
-    def _batch(self, task: RowTask, batch: BatchSlot, start: int, work: Work, placed: Layout | None) -> BatchDone:
+    def _batch(self, task: RowTask, batch: BatchSlot, start: int, work: Work, expected: Layout | None) -> BatchDone:
         end, failed = start + batch.rows, work.failures
         failures = tuple([failed[row] for row in range(start, end) if row in failed]) if failed else ()
         rows = work.rows.slice(start, end)
@@ -206,7 +196,7 @@ class TaskRunner:
         collate_fn, returned = self._job.collate_fn, False
         with Attempt(exits=not self._in_callers_process) as attempt:
             if collate_fn is None:
-                return self._collate(batch, rows, placed)._replace(failures=failures)
+                return self._collate(batch, rows, expected)._replace(failures=failures)
             first = task.table.values[start, :3].tolist()
             self.rows.seeds.seed(self._random(task.epoch), first[0] + _COLLATE_STREAM, *first[1:])
             collated = collate_fn(rows.as_list())
@@ -222,13 +212,9 @@ class TaskRunner:
         return BatchDone(failures=(*failures, failure))
 
     def _not_collated(self, task: RowTask, task_rows: Sequence[int], rows: Rows, error: Exception) -> RowFailure:
-        """Return the failure of the first row that differs from the batch's first row, or of that row if none does.
+        """Return the failure of the first row that differs from row 0, or of row 0 if none does.
 
-        Args:
-            task: the task.
-            task_rows: the number of each row in the task.
-            rows: the batch.
-            error: the error that collating raised.
+        `rows` is the batch, `task_rows` the number of each row in the task, and `error` what collating raised.
         """
         fields = self._job.fields
         first, *others = samples = rows.as_list()
@@ -256,16 +242,16 @@ class TaskRunner:
         message = f"the batch that begins with this sample cannot be collated: {in_words(error)}"
         return _batch_failure(task, task_rows[0], message, cause=self._failure_of(error))
 
-    def _collate(self, batch: BatchSlot, rows: Rows, placed: Layout | None) -> BatchDone:
-        """Write rows by a common layout; leave others to torch, which collates them or raises."""
-        if placed is not None and placed is self._last_layout:
+    def _collate(self, batch: BatchSlot, rows: Rows, expected: Layout | None) -> BatchDone:
+        """Write rows that share a layout; others are collated by torch, which may raise."""
+        if expected is not None and expected is self._last_layout:
             with suppress(LayoutMismatchError):
-                layout, pickled = _with_capacity(placed, batch.rows)
+                layout, pickled = _with_capacity(expected, batch.rows)
                 columns = write_rows(layout, rows, self._slots.at_least(batch.slot, layout.size_bytes))
                 return self._finish(batch, layout, pickled, columns, rows.count)
         try:
             layout = replace(describe_rows(rows.row(0, alike=True)), capacity=batch.rows)
-            memory = np.empty(layout.size_bytes, np.uint8)  # not the slot: it may hold the values, in another layout
+            memory = np.empty(layout.size_bytes, np.uint8)  # not the slot, which may hold the values in another layout
             columns = write_rows(layout, rows, memory)
         except _RAGGED:
             first, *others = rows.as_list()
@@ -328,7 +314,7 @@ def _scanned(task: ScanTask, shard: int, shards: OpenShards) -> ScannedShard:
         (url, size_bytes), descriptor = shards.listed(shard), shards.descriptors[shard]
         if task.available is None:
             return ScannedShard(shard, scan_file(descriptor, size_bytes, url))
-        # Safe to map in any process: an arriving shard lies in memory or in a file of ours, which is never truncated.
+        # Safe to map in any process: an arriving shard lies in memory or in our own file, which is never truncated.
         data = map_memory(descriptor, task.available, writable=False)[task.start : max(task.start, task.available)]
         return ScannedShard(shard, piece=scan_piece(data, url, start=task.start, total=task.total))
     assert attempt.error is not None

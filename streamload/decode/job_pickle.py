@@ -4,6 +4,18 @@ The user's own functions and classes are pickled by value: their code, and the v
 imports their modules, as for a pickle by reference, and sets these values there. So `cfg.SIZE = 48` in the program
 also holds in the workers, a class is the same object by every name, and instances that come back are of the program's
 class. Values that do not pickle, or are large, come from the worker's own import.
+
+Pickling itself finds these values. `_JobPickler.reducer_override` records the names that a function uses, and sends a
+module's attributes whose names are recorded. Such an attribute may be a function that uses further names, so
+`pickle_job` pickles again until a round records nothing new. The first rule that applies to a value:
+
+1. A global random generator, a lock, or an object that stays in the program: a substitute.
+2. A module of the user's: import it, then set the recorded attributes.
+3. Not a function or class of such a module, found there by its name: cloudpickle's rule.
+4. It does not pickle, or is a class with a metaclass: by reference.
+5. Else import the module of the function or class, then set the values that it refers to.
+
+Rules 2 and 5 leave out values that do not pickle; another pickler tests each value once (`_pickles`).
 """
 
 from __future__ import annotations
@@ -36,7 +48,7 @@ _MAX_VALUE_BYTES = 16 << 20
 _INSTALLED = {"site-packages", "dist-packages"}
 _LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 _OURS = {"streamload"}
-# Names of modules that are not the user's, so that the start of an epoch inspects only new ones.
+# Loaded modules that are not the user's, so that the start of an epoch inspects only new ones.
 _OTHERS: set[str] = set()
 _NEW_IN_WORKERS: dict[type, Any] = {
     type(threading.Lock()): threading.Lock,
@@ -48,7 +60,7 @@ _REGISTERING = threading.RLock()
 
 
 def pickle_job(job: Any) -> bytes:
-    """Pickle a job, or some of its functions, for `load_job`, with the errors that pickling a function raises."""
+    """Pickle a job, or some of its functions, for `load_job`. Raises what pickling a function raises."""
     with _REGISTERING:
         registered = cloudpickle.list_registry_pickle_by_value()  # by the user; pickled by value as a whole
         loaded = users_modules()
@@ -72,7 +84,7 @@ def load_job(data: bytes) -> Job:
     """Load the user's functions, and set the values they refer to in the modules of this process.
 
     Raises:
-        WorkerError: loading the job, or importing a module it needs, exits.
+        WorkerError: loading the job, or importing its modules, calls `sys.exit`.
         Exception: any error that loading raises.
     """
     try:
@@ -84,7 +96,7 @@ def load_job(data: bytes) -> Job:
 
 
 def users_modules() -> dict[str, ModuleType]:
-    """Return the user's own loaded modules by name: not streamload's, installed ones, Python's, or `__main__`."""
+    """Return the user's own loaded modules by name, without streamload's, installed ones, Python's and `__main__`."""
     names = sys.modules.keys() - _OTHERS
     loaded = [(name, sys.modules.get(name)) for name in names]
     users = {name: module for name, module in loaded if _is_users(module, name)}
@@ -95,7 +107,7 @@ def users_modules() -> dict[str, ModuleType]:
 def _is_users(module: object, name: str) -> TypeGuard[ModuleType]:
     if not isinstance(module, ModuleType) or name.partition(".")[0] in _OURS or name == "__main__":
         return False
-    file = vars(module).get("__file__")  # not by `getattr`, which makes lazy modules load
+    file = vars(module).get("__file__")  # `getattr` would load lazy modules
     if module.__name__ != name or not isinstance(file, str):
         return False
     path = os.path.abspath(file)
@@ -129,7 +141,7 @@ class _Uses:
         own: the user's modules.
         names: globals and attributes used in the user's functions.
         modules: the user's modules that functions refer to or import.
-        tried: by the `id` of a value, the value and True if it pickles.
+        tried: the values tested, by their `id`, each with True if it pickles.
     """
 
     def __init__(self, own: set[str]) -> None:
@@ -143,12 +155,10 @@ class _Uses:
 class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickle the user's functions and classes by value, for a process that imports their modules.
 
-    A global generator, or a method bound to one, becomes that of the loading process; a lock becomes a new one.
-
     Args:
         file: receives the bytes.
         uses: shared by all picklers of the job.
-        tries: a value pickled only as a trial, without nested values that were tried before.
+        tries: the value, if this only tests it; nested values tested before are left out.
     """
 
     def __init__(self, file: Any, uses: _Uses, tries: Any = None) -> None:

@@ -139,7 +139,7 @@ class Column:
         offsets: int64[rows], first byte within the shard; `MISSING` if the sample has none of the alternatives.
         sizes: int64[rows], bytes.
         which: int64[rows], the number of each row's alternative; None if every row has the first.
-        crc32: int64[rows], checksums to verify the bytes against; None to verify nothing.
+        crc32: int64[rows], checksums to verify the bytes against; None to skip the check.
         shards: int64[rows], the shard or sidecar that holds the field.
     """
 
@@ -199,7 +199,7 @@ class Forget(NamedTuple):
 
 
 class BatchSlot(NamedTuple):
-    """A batch of a task: its slot, and its number of rows, which follow those of the previous batch in the table."""
+    """The slot of one batch of a task, and its number of rows; they follow the previous batch's rows in the table."""
 
     slot: int
     rows: int
@@ -212,7 +212,7 @@ class RowTask(NamedTuple):
         number: unique within a pool.
         keys: the rows' keys, if the user's samples hold them.
         batches: in the order of their rows.
-        untried: rows to count as failed, with the reason: they killed workers, or follow such a row that ends the pass.
+        untried: rows to fail without trying, with the reason: they killed workers, or follow one that ends the pass.
         pass_number: `EpochStart.number` of the pass.
     """
 
@@ -264,8 +264,8 @@ class Failure(NamedTuple):
 class Original:
     """An exception that stays in its process, with its frames for a debugger.
 
-    Pickled, it is a number. The process that created it loads the same object, while that is referenced elsewhere; any
-    other process loads a substitute without the error.
+    Pickled, it is a number. The process that created it loads the same object if it is still referenced there; others
+    load a substitute without the error.
     """
 
     _kept: ClassVar[WeakValueDictionary[int, Original]] = WeakValueDictionary()
@@ -344,7 +344,7 @@ class TaskCosts(NamedTuple):
     """The costs of a task in seconds.
 
     Attributes:
-        waited: how long the worker had waited for the task.
+        waited: how long the worker waited for the task.
         busy: from the task's start to its end.
         processor: CPU time within `busy`.
         delayed: time within `busy` spent ready to run, but waiting for a CPU.

@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 
 class Fetching(NamedTuple):
-    """How a feeder fetches shards.
-
-    Attributes:
-        storages: the storages of the shards' URLs.
-        budget_bytes: the loader's memory budget.
-        cache_folder: the folder of the disk cache; None for no cache.
-        cache_bytes: maximum size of the disk cache.
-    """
+    """How a feeder fetches shards; `cache_folder` is None without a disk cache."""
 
     storages: Storages
     budget_bytes: int
@@ -117,7 +110,7 @@ class ResidentShards:
         return self.versions(shards)
 
     def finish(self, shards: Iterable[int]) -> list[int]:
-        """Record that shards are not needed for now; return the least recently finished shards, to unmap."""
+        """Record that shards are not needed for now; return the oldest finished ones beyond the limits, to unmap."""
         fetched = () if self._fetcher is None else self._fetcher.fetched
         for shard in shards:
             if shard not in self._kept and shard not in fetched:
@@ -143,7 +136,7 @@ def open_listed(listed: Shard) -> int:
     os.close(descriptor)
     raise ShardChangedError(
         "the shard was changed while it was in use: it was listed with "
-        f"{listed.bytes} bytes (mtime {listed.mtime_ns}) and has {status.st_size} (mtime {status.st_mtime_ns}) "
+        f"{listed.bytes} bytes (mtime {listed.mtime_ns}) but has {status.st_size} (mtime {status.st_mtime_ns}) "
         "now; make a new loader, and give every version of a dataset a folder of its own",
         url=listed.url,
     )

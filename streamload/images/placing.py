@@ -2,9 +2,9 @@
 
 Operations with the attribute `writes_into_out` take `out=`, in calls and in `from_encoded`. If `out` is a writable
 array of the result's shape and dtype, the result is written into it, and the returned array *is* `out`; otherwise a new
-array is returned and `out` is unchanged. The values are equal. `out` may have any strides; if it is contiguous (for the
-float operations: as (height, width, channels)), no copy is made. It must not share memory with the operation's
-argument. After an exception it is undefined.
+array is returned and `out` is unchanged. The values are equal. `out` may have any strides; no copy is made if it is
+contiguous (float operations: in (height, width, channels) order). It must not share memory with the operation's
+argument. After an exception its contents are undefined.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def writable_in_order(out: Image | None, shape: tuple[int, ...], dtype: DTypeLik
 
 
 def placed(result: Image, out: Image | None) -> Image:
-    """Move a result (a new array, or `out` itself) into `out` if that fits."""
+    """Move a result (a new array, or `out` itself) into `out` if it fits."""
     if result is out or not fits(out, result.shape, result.dtype):
         return result
     out[...] = result
@@ -52,7 +52,7 @@ def placed(result: Image, out: Image | None) -> Image:
 
 
 def copied(part: Image, out: Image | None) -> Image:
-    """Copy a view of an argument into `out` if that fits, else into a new array."""
+    """Copy a view of an argument into `out` if it fits, else into a new array."""
     target = out if fits(out, part.shape, part.dtype) else np.empty(part.shape, part.dtype)
     target[...] = part
     return target

@@ -17,10 +17,7 @@ IntArray = NDArray[np.int64]
 class Interleaving:
     """The lanes of one sequence, as one rank reads them. Forward only.
 
-    Args:
-        sequence: the epoch's samples.
-        n_lanes: the number of lanes.
-        radius: how far, in samples, a sample can move within its lane.
+    A sample can move at most `radius` samples within its lane.
 
     Attributes:
         streams: the shuffled stream of each lane read so far; empty without shuffle.
@@ -84,7 +81,7 @@ class Interleaving:
         return [int(shard) for shard in shards[first : self._finished]]
 
     def _find_last_uses(self) -> tuple[IntArray, IntArray]:
-        """Return the greatest position in a lane at which each shard ends, ascending, and the shards."""
+        """Return each shard's greatest end position within a lane, ascending, and the shards."""
         assert self._bounds is not None
         sequence = self.sequence
         starts_and_end = distinct(np.concatenate((sequence.edges, self._bounds)))

@@ -3,7 +3,7 @@
 **The shuffle.** The sample at position p of its lane has the key `p + u * w`, u uniform in [0, 1), w the window; the
 lane emits its samples in the order of their keys, and samples with equal keys in the order of their positions.
 
-**Why it can start anywhere.** Adding in float64 rounds, but never past a representable bound, so the key of position
+**Why it can start anywhere.** Float64 addition rounds, but never past a representable bound, so the key of position
 p lies in [p, p + w] (both ends included: u * w may round p + u * w up to p + w, and positions below 2**53 are exact).
 Let K(n) be the n-th smallest key, n counted from 0.
 
@@ -55,7 +55,7 @@ class SlidingShuffle:
         window: how far, in samples, a sample may move; 0 and 1 leave the order as it is.
         first_number: the first output that will be requested.
         first_block: maximum size of the first block of draws; each block is twice as large as the last one.
-        full_blocks: minimum and maximum size of full blocks, which have the window's size in between.
+        full_blocks: minimum and maximum size of full blocks, which otherwise have the window's size.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class SlidingShuffle:
         self._block = self._full_block if self._drawn_end else self._first_block
 
     def grow(self, known_end: int, ended: bool) -> None:
-        """Set the number of known positions of the lane, and whether the lane ends there."""
+        """Set how many positions of the lane are known, and if it ends there."""
         self._known_end = known_end
         self._ended = ended
 

@@ -23,10 +23,10 @@ class OrderOptions:
     Attributes:
         shuffle: permute the shards and shuffle within the window.
         window: how far, in samples, the shuffle may move a sample within its lane.
-        batch_size: rows of one rank's batch.
+        batch_size: rows in one rank's batch.
         drop_last: drop the last samples that do not fill a global batch.
         pad: fill a short last batch up to a multiple of the world size with the first samples of the order.
-        sampling: None for every sample once.
+        sampling: None to deliver every sample once.
     """
 
     seed: int

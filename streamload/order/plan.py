@@ -24,9 +24,9 @@ from streamload.order.share import WHOLE, Share, lanes_and_numbers, slice_of_ran
 
 IntArray = NDArray[np.int64]
 Outputs = tuple[IntArray, IntArray, IntArray]
-"""For each row: its dataset, its lane in the dataset, and its number in the lane."""
+"""int64[rows] each: the dataset of each row, its lane in the dataset, and its number among the lane's outputs."""
 
-# Maximum outputs of a streamed lane to finalize beyond the next batch.
+# Maximum number of a streamed lane's outputs to finalize beyond the next batch.
 _MOST_NUMBERS_AHEAD = 65_536
 
 # Batches inspected to predict shards; usually all batches of a rank have the same lanes.
@@ -53,7 +53,7 @@ class RowBlock:
     repeat: IntArray | None = None
 
     def batches(self, start: int, end: int) -> RowBlock:
-        """Return some of the batches."""
+        """Return the batches from `start` to `end`."""
         edges = self.batch_edges[start : end + 1]
         rows = slice(int(edges[0]), int(edges[-1]))
         repeat = None if self.repeat is None else self.repeat[rows]
@@ -66,21 +66,20 @@ class EpochPlan:
     Global batch j is `order[start + j * B : start + (j + 1) * B]`, B = batch_size * world_size. Sorted lane-major, it
     is cut into one slice for each rank. Rows that pad a short last batch follow the rank's own rows.
 
+    Example: samples 0 to 11 in two lanes, 0 to 5 and 6 to 11, without shuffle. The lanes alternate, so the order is 0 6
+    1 7 2 8 3 9 4 10 5 11. On two ranks with batch_size=3, B is 6: global batch 0 holds 0 6 1 7 2 8, lane-major 0 1 2 6
+    7 8, so rank 0 reads 0 1 2 and rank 1 reads 6 7 8, each from its own lane. A state saved here has position 6. One
+    rank that resumes it with batch_size=6 gets 3 4 5 9 10 11.
+
     With several lanes, or a `sampling`, all counts must be known before the first batch. With one lane, a batch needs
-    the counts of the shards that the window reaches, or enough samples found in them: call `missing`, set those counts,
+    the counts of the shards that the window reaches, or high enough lower bounds: call `missing`, set those counts,
     then `take`. The rows depend neither on when counts became known nor on `max_rows`.
 
     Memory is O(window) for each lane of this rank, O(shards), and O(rows) of one `take`.
 
-    Args:
-        options: see `OrderOptions`.
-        counts: the samples of each shard; read, never changed.
-        epoch: the epoch's number.
-        rank: the rank to plan for.
-        world_size: the number of ranks.
-        start: the position to start from: the samples of the epoch's order that were delivered before.
-        numbers: int64[M], the epoch's samples, if the options' sampling is `Sampled`.
-        share: the rank's batches to yield.
+    `start` is the position to start from: the number of samples in the order that were delivered before. `numbers`,
+    int64[M], are the epoch's samples if the sampling is `Sampled`. `share` selects the rank's batches to yield.
+    `counts` is not changed here.
 
     Attributes:
         lanes: the number of lanes of each dataset.
@@ -153,8 +152,8 @@ class EpochPlan:
         return [int(shard) for shard in following[self._counts.values[following] == UNKNOWN][:limit]]
 
     def finished(self) -> list[int]:
-        """Return each shard once, at most a window after its last use; all shards at the end."""
-        # The least number of later outputs of any lane.
+        """Return shards finished since the last call, at most a window late; at the end, the rest."""
+        # For each dataset the lowest output number still to come; None if the epoch has ended.
         passed = [None] * len(self.interleavings) if self._ended else self._passed(0)
         pairs = zip(self.interleavings, passed, strict=True)
         return [shard for interleaving, least in pairs for shard in interleaving.finished(least)]
@@ -226,11 +225,11 @@ class EpochPlan:
         return [Interleaving(sequence, self.lanes, self._options.radius)]
 
     def _passed(self, _blocks: int, /) -> list[int]:
-        """Return the number that the lanes of each dataset have reached."""
+        """Return the output number that the lanes of each dataset have reached."""
         return [self._next_start // self.lanes] * len(self.interleavings)
 
     def _shards_to_window_end(self) -> int:
-        """Estimate how many shards the next batch needs beyond the next one."""
+        """Estimate how many shards the next batch needs beyond the first unknown one."""
         sequence = self.interleavings[0].sequence
         first_end = self._next_start + self._slice.stop
         radius = max(expected_radius(first_end, self._options.radius), self._next_start + self._global_batch)
@@ -251,7 +250,7 @@ class EpochPlan:
         first_row, first_end = self._next_start + self._slice.start, self._next_start + self._slice.stop
         finalized_end = known_end
         if self._options.radius:
-            # Numbers up to a window before the known end are final, whatever the draws are.
+            # Outputs up to a window before the known end are final for any draws.
             finalized_end = known_end - self._options.radius
             if finalized_end < first_end + (n_full - 1) * stride:
                 most = max(_MOST_NUMBERS_AHEAD, self._global_batch)
@@ -261,7 +260,10 @@ class EpochPlan:
         return max(0, min(n_full, (finalized_end - first_end) // stride + 1))
 
     def _rows_between(self, starts: IntArray, ends: IntArray, n_full: int) -> IntArray:
-        """Return shard, sample and repeat of the rank's rows in some global batches; the first `n_full` are full."""
+        """Return shard, sample and repeat of the rank's rows in some global batches, int64[3, rows].
+
+        The batches are at the positions `starts[i]` to `ends[i]` of the order; the first `n_full` are full.
+        """
         n_simple = 0
         if len(self.interleavings) == 1:  # whole batches within the full rounds of lanes need no sorting
             rounds_end = self.interleavings[0].sequence.known_end // self.lanes * self.lanes
@@ -288,10 +290,12 @@ class EpochPlan:
         return located
 
     def _outputs(self, positions: IntArray) -> Outputs:
+        """Return the outputs at positions of the epoch's order, int64[n]."""
         known_end = self.interleavings[0].sequence.known_end
         return np.zeros(len(positions), np.int64), *lanes_and_numbers(positions, known_end, self.lanes)
 
     def _locate(self, datasets: IntArray, lanes: IntArray, numbers: IntArray, *, apart: bool = False) -> IntArray:
+        """Return shard, sample and repeat of outputs, int64[3, rows]; if `apart`, from separate streams."""
         located = np.empty((3, len(datasets)), np.int64)
         for dataset, interleaving in enumerate(self.interleavings):
             rows = slice(None) if len(self.interleavings) == 1 else np.flatnonzero(datasets == dataset)
@@ -329,7 +333,7 @@ class MixturePlan(EpochPlan):
         return [Interleaving(sequence, self.lanes, options.radius) for sequence in sequences]
 
     def _passed(self, blocks: int, /) -> list[int]:
-        """Return the number that each dataset's lanes have reached, `blocks` blocks after the plan's position."""
+        """Return the output number that each dataset's lanes have reached `blocks` blocks after the plan's position."""
         if not self.interleavings:
             return []
         before = self._shares.before(np.array([self._next_start // self._block + blocks]))[0]

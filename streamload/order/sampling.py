@@ -1,7 +1,7 @@
-"""Define epochs other than every sample once: by weight, by size, as a mixture, or by a sampler's list.
+"""Define epochs that differ from one plain pass: by weight, size, mixture, or a sampler's list.
 
-Each definition is a value fixed for a run. With the seed and the epoch's number it determines the epoch's samples; only
-a sampler's list is given anew for each epoch.
+Each definition is a value fixed for a run. With the seed and the epoch's number it determines the epoch's samples. The
+exception is a sampler's list, which is passed for each epoch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Words = Callable[[int, NDArray[np.unsignedinteger]], NDArray[np.uint64]]
 # Samples per draw, so that the arrays stay in the CPU cache.
 _CHUNK = 1 << 16
 
-# Standard deviations around an expected bound that are searched for it.
+# Half-width of the search for a bound, in standard deviations.
 _SPREAD = 8.0
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -30,7 +30,7 @@ _LAST_WORD = np.uint64((1 << 64) - 1)
 
 @dataclass(frozen=True, slots=True)
 class Stretched:
-    """Epoch e is the samples `e * epoch_size` to `(e + 1) * epoch_size` of endless passes over the dataset.
+    """Epoch e consists of the samples `e * epoch_size` to `(e + 1) * epoch_size` of endless passes over the dataset.
 
     With all samples selected, an epoch as large as the dataset is the same as without sampling.
 
@@ -55,7 +55,7 @@ class Mixed:
     Attributes:
         edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
         shares: the datasets' shares, above 0, which sum to 1.
-        block: samples within which the shares are exact to less than one sample.
+        block: number of samples in which each share holds to within one.
         epoch_size: samples per epoch, over all ranks; None for the sum of all datasets.
         selected: bool[N], the samples to use; None for all.
     """
@@ -106,8 +106,8 @@ class Weighted:
         summed[summed == summed[-1]] = self.epoch_size  # exactly
         shift = as_uniforms(CounterDraws(philox_key(seed, epoch, "weights")).words(0, 0, 1))[0]
         drawn = np.diff(np.floor(summed + shift).astype(np.int64), prepend=0)
-        most = np.ceil(np.diff(summed, prepend=0.0) * (1 - 1e-12)).astype(np.int64)  # a rounding error adds none
-        start = epoch * most  # in the group's endless passes
+        max_drawn = np.ceil(np.diff(summed, prepend=0.0) * (1 - 1e-12)).astype(np.int64)  # rounding adds no draw
+        start = epoch * max_drawn  # in the group's endless passes
         first_pass, first = np.divmod(start, np.maximum(size, 1))
         last_pass, end = np.divmod(start + drawn, np.maximum(size, 1))
         whole = last_pass - first_pass
@@ -120,7 +120,7 @@ class Weighted:
     def _first_in(
         self, seed: int, passes: NDArray[np.int64], size: NDArray[np.int64], wanted: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Return a mask of the samples among the first of their group in a pass, bool[N]."""
+        """Return a mask of each group's first `wanted` samples in its pass, bool[N]."""
         draws = CounterDraws(philox_key(seed, 0, "turns"))
         shifts = passes.astype(np.uint64) * _GOLDEN
 
@@ -155,9 +155,9 @@ def first_of_groups(
     Args:
         words: returns the words of consecutive samples, given the first one's number and their groups.
         group: unsigned[N], the group of each sample.
-        sizes: int64[K], the samples of each group.
-        wanted: int64[K], the samples to choose from each group.
-        spread: the width of the search in standard deviations; if it is too narrow, all samples are sorted.
+        sizes: int64[K], the number of samples of each group.
+        wanted: int64[K], the number of samples to choose from each group.
+        spread: half-width of the search in standard deviations; if it is too narrow, all samples are sorted.
 
     Returns:
         bool[N], True for chosen samples.

@@ -15,7 +15,7 @@ UNKNOWN = -1
 ENDLESS = 1 << 62
 """The end of a range whose end is unknown."""
 
-# `bincount` is faster than sorting up to this ratio of the greatest value to the number of values.
+# `bincount` is faster than sorting up to this ratio of the maximum to the number of values.
 _WORTH_COUNTING = 4
 
 
@@ -51,7 +51,7 @@ class ShardCounts:
         """Record the count of a scanned shard. Idempotent.
 
         Raises:
-            ValueError: a different count is recorded, or more samples were found.
+            ValueError: a different count is already recorded, or more samples were found.
         """
         known = int(self._values[shard])
         if known not in (UNKNOWN, count) or count < self.least(shard):
@@ -65,7 +65,7 @@ class ShardCounts:
         """Record a lower bound for a shard of unknown count.
 
         Raises:
-            ValueError: a higher bound is recorded, or the shard has fewer samples.
+            ValueError: a higher bound is already recorded, or the shard has fewer samples.
         """
         known = int(self._values[shard])
         if known == UNKNOWN and count >= self.least(shard):

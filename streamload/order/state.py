@@ -30,7 +30,7 @@ class LoaderState:
         weights: a name for the weights.
         sampler: the digest of a sampler's order.
         mixture: the names and weights of several datasets.
-        block: the number of samples within which a mixture is exact.
+        block: number of samples in which a mixture's shares hold.
         selection: a digest of the selected samples.
     """
 
@@ -64,7 +64,7 @@ class LoaderState:
             raise LoaderStateError(f"this is not a state of a StreamLoader; {_REMEDY}")
         if mapping.get("format") != _FORMAT:
             raise LoaderStateError(
-                f"the state has format {mapping.get('format')!r} and this version of streamload reads format "
+                f"the state has format {mapping.get('format')!r}, but this version of streamload reads format "
                 f"{_FORMAT}; resume with the version that saved it, or start without a state"
             )
         values = {}
@@ -81,7 +81,7 @@ def _checked(mapping: Mapping[str, Any], name: str, expected: type) -> Any:
     value = mapping[name]
     if type(value) is not expected:
         raise LoaderStateError(
-            f"the state's {name!r} is {value!r}, of type {type(value).__name__}, and must be of type "
+            f"the state's {name!r} is {value!r}, of type {type(value).__name__}, but must be of type "
             f"{expected.__name__}; {_REMEDY}"
         )
     if isinstance(value, int) and not _LEAST.get(name, 0) <= value <= _MOST.get(name, value):
@@ -108,8 +108,8 @@ def check(saved: LoaderState, now: LoaderState, *, lanes: int | None) -> None:
 
     Args:
         saved: the state to resume from.
-        now: the loader's state. Windows are compared only with shuffle. A sampler must be there or not in both states;
-            its order is compared when it is drawn.
+        now: the loader's state. Windows are compared only with shuffle. Both states must have a sampler, or
+            neither; its order is compared when it is drawn.
         lanes: the loader's argument; None accepts any number.
 
     Raises:
@@ -126,7 +126,7 @@ def check(saved: LoaderState, now: LoaderState, *, lanes: int | None) -> None:
     differences = [f"{name} was {before!r} and is {after!r} now" for name, before, after in compared if before != after]
     remedies = ["make the StreamLoader with the saved values"] if differences else []
     if saved.fingerprint != now.fingerprint:
-        differences.append("the dataset had other shards, by their names, sizes or order")
+        differences.append("the dataset's shards had other names, sizes or order")
         remedies.insert(0, "list the same shards in the same order as when the state was saved")
     if differences:
         raise LoaderStateError(

@@ -76,7 +76,7 @@ def pack(
     filesystem: Any = None,
     ray: str | None = None,
 ) -> None:
-    """Call a function for each input, and pack the samples it returns, in that order, into shards with an index.
+    """Call a function for each input, and pack the returned samples, in order, into shards with an index.
 
     Readers refuse the destination until it is complete. Equal samples give equal bytes for any number of workers. After
     an interruption, the same call with `resume=True` completes the same bytes; it keeps shards whose inputs, and the
@@ -124,13 +124,13 @@ def _pack_calls(
     target: Target,
     *,
     code: object,
-    cut: Sequence[tuple[Span, str]] | None = None,
+    spans: Sequence[tuple[Span, str]] | None = None,
     unique: bool = True,
     may_be_empty: bool = False,
 ) -> None:
     """Pack the samples of each input. If keys must be `unique`, raise ValueError for a repeated key.
 
-    `code` identifies the function and its options; `cut` names the new shard of each span of inputs, or is None to
+    `code` identifies the function and its options; `spans` names the new shard of each span of inputs, or is None to
     estimate the spans.
     """
     pickled = [pickle.dumps(value) for value in inputs]
@@ -138,7 +138,7 @@ def _pack_calls(
     code = digest_of(code, version("streamload"), target.max_bytes, target.max_count)
 
     def plan(pool: Pool) -> list[Task]:
-        named = cut
+        named = spans
         if named is None:
             works = [PackCalls(function_bytes, (value,), number) for number, value in enumerate(pickled)]
             named = numbered(estimated_spans(pool, works, target.max_bytes, target.max_count))
@@ -160,7 +160,7 @@ def _pack_calls(
                     raise ValueError(f"two samples have the key {key!r}; give each its own")
                 seen.add(key)
 
-    label, unit = ("packing", "inputs") if cut is None else ("mapping", "shards")
+    label, unit = ("packing", "inputs") if spans is None else ("mapping", "shards")
     pack_into(target, plan, check, label=label, unit=unit)
 
 
@@ -195,8 +195,8 @@ def map_shards(
             they keep the keys unless they have their own.
         urls: the shards, as for `StreamLoader`.
         destination: a folder or a url, other than that of the shards.
-        sidecar: write only the new fields, for `StreamLoader(..., join=destination)`: one shard per shard, and one
-            sample or None per sample.
+        sidecar: write only the new fields, for `StreamLoader(..., join=destination)`, in shards of the same
+            names, and return one sample or None for each sample.
         batch_size: maximum number of samples for each call of the function, all of one shard.
         decode: True, False, or a mapping from extensions to functions of bytes; values other than bytes are encoded by
             their extension for writing.
@@ -214,9 +214,9 @@ def map_shards(
         ValueError, StreamloadError, OSError: as for `pack`, and as for `StreamLoader` for the shards.
     """
     check_counts(batch_size=batch_size, workers=workers, max_count=max_count)
-    is_cut = max_bytes is not None or max_count is not None
-    if sidecar and is_cut:
-        raise UsageError("a sidecar has a shard for each shard; leave out max_bytes and max_count")
+    resizes = max_bytes is not None or max_count is not None
+    if sidecar and resizes:
+        raise UsageError("a sidecar mirrors the dataset's shards; leave out max_bytes and max_count")
     storages = Storages(storage_options, filesystem)
     dest = os.fspath(destination).rstrip("/") or "/"
     with closing(FeederClient(storages, named_places([Portion(urls, 1.0)]))) as client:
@@ -232,16 +232,16 @@ def map_shards(
     if any(map(storages.is_process_local, {shard.folder for shard in listing.shards})):
         workers = 1
     target = Target(dest, storages, resume=resume, overwrite=overwrite, workers=workers, ray=ray)
-    if is_cut:
+    if resizes:
         most_bytes = parse_bytes("max_bytes", _SHARD_BYTES if max_bytes is None else max_bytes)
         target = replace(target, max_bytes=most_bytes, max_count=max_count)
         sizes = zip([shard.bytes for shard in shards], counts or [0] * len(shards), strict=True)
-        cut = numbered(shard_spans(sizes, most_bytes, max_count))
+        spans = numbered(shard_spans(sizes, most_bytes, max_count))
     else:
-        cut = numbered([(number, number + 1) for number in range(len(shards))])
+        spans = numbered([(number, number + 1) for number in range(len(shards))])
         names = [without_compression(shard.name) for shard in listing.shards]
         if len(set(names)) == len(names) and all(is_plain_name(name) and SHARDS.matches(name) for name in names):
-            cut = [(span, name) for (span, _), name in zip(cut, names, strict=True)]
+            spans = [(span, name) for (span, _), name in zip(spans, names, strict=True)]
     decoders: Any = decode
     if isinstance(decode, Mapping):
         decoders = sorted((field, _code_of(each)) for field, each in decode.items())
@@ -250,8 +250,8 @@ def map_shards(
         shards,
         target,
         code=[_code_of(function), sidecar, batch_size, decoders],
-        cut=cut,
-        unique=is_cut,
+        spans=spans,
+        unique=resizes,
         may_be_empty=sidecar,
     )
 
@@ -320,7 +320,7 @@ def samples_in(result: Any) -> Iterable[Mapping[str, object]]:
     if isinstance(result, Mapping):
         return (result,)
     if not isinstance(result, Iterable) or isinstance(result, str | bytes):
-        raise TypeError(f"it returned a value of type {type(result).__name__}; return or yield dicts, or return None")
+        raise TypeError(f"the function returned {type(result).__name__}; return or yield dicts, or return None")
     return result
 
 
@@ -409,13 +409,13 @@ def _with_keys(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Any]
 def _new_fields(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Sample]:
     if len(results) != len(batch):
         samples = counted(len(results), "sample")
-        raise ValueError(f"it returned {samples} for {len(batch)}; for a sidecar return one, or None, for each")
+        raise ValueError(f"the function returned {samples} for {len(batch)}; a sidecar needs one, or None, for each")
     for before, sample in zip(batch, results, strict=True):
         if sample is None:
             continue
         key = before["__key__"]
         if not isinstance(sample, Mapping) or sample.get("__key__", key) != key:
-            raise ValueError(f"it returned {_SHOWN.repr(sample)} for {key!r}; a sidecar takes dicts with the same keys")
+            raise ValueError(f"{_SHOWN.repr(sample)} was returned for {key!r}; return dicts with the same keys")
         new = {name: value for name, value in sample.items() if not name.startswith("__")}
         for name in before.keys() & new.keys():
             value = new.pop(name)

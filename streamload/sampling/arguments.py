@@ -81,8 +81,8 @@ class Mixture:
         mixture = Mixture({"photos": ("s3://b/photos", 0.7), "drawings": ("s3://b/drawings", 0.3)})
         loader = StreamLoader(mixture, 64, shuffle=True)
 
-    In every global batch each dataset has its share to less than one sample. A run that is resumed with global batches
-    of another size keeps the first size for this. Passes over a dataset continue from epoch to epoch: a small one is
+    In every global batch each dataset has its share to within one sample. Shares still refer to the original batches if
+    a run is resumed with another global batch size. Passes over a dataset continue from epoch to epoch: a small one is
     repeated, and a large one is read to its end over several epochs. An epoch has as many samples as all datasets
     together, or `epoch_size`.
 
@@ -176,7 +176,7 @@ class SamplingOptions:
         excluded = [name for name, value in others.items() if value is not None and sampler is not None]
         if excluded:
             raise ValueError(
-                f"{excluded[0]} and sampler don't go together: a sampler gives all samples of an epoch, in their "
+                f"{excluded[0]} and sampler don't go together: a sampler gives all samples of an epoch, in "
                 f"order; leave {excluded[0]} out"
             )
         if weights is not None and not shuffle:
@@ -204,7 +204,7 @@ class SamplingOptions:
 
     @property
     def epoch_samples(self) -> int | None:
-        """Return the samples of an epoch, over all ranks; None if each sample of the dataset comes once.
+        """Return how many samples an epoch has, over all ranks; None if each comes once.
 
         Raises:
             TypeError: the sampler has no length.
@@ -214,7 +214,7 @@ class SamplingOptions:
         return self.sampling.epoch_size if isinstance(self.sampling, Weighted | Stretched | Mixed) else None
 
     def samples_of(self, start: EpochStart, counts: tuple[int, ...] | None) -> int | None:
-        """Return the samples of the whole epoch that a pass reads, over all ranks; None if `counts` are needed."""
+        """Return how many samples a pass's whole epoch has, over all ranks; None if `counts` are needed."""
         samples = self.epoch_samples if start.numbers is None else len(start.numbers)
         return sum(counts) if samples is None and counts is not None else samples
 
@@ -280,7 +280,7 @@ class SamplingOptions:
     def _check_length(self, n_samples: int) -> None:
         if isinstance(self._weights, np.ndarray) and len(self._weights) != n_samples:
             raise ValueError(
-                f"weights has {counted(len(self._weights), 'number')} and the dataset "
+                f"weights has {counted(len(self._weights), 'number')}, but the dataset has "
                 f"{counted(n_samples, 'sample')}; give one for each, in the order of the listing"
             )
 
@@ -333,12 +333,12 @@ class SamplerDraws:
             raise TypeError(f"sampler={sampler!r} must be an iterable of numbers of samples, such as a torch Sampler")
         if isinstance(sampler, Iterator):
             raise TypeError(
-                f"sampler={sampler!r} can be iterated only once, and each epoch needs a new order; give a torch "
+                f"sampler={sampler!r} can be iterated only once, but each epoch needs a new order; give a torch "
                 "Sampler, a list, or an object whose __iter__ starts over"
             )
         if getattr(sampler, "num_replicas", 1) != 1:
             raise ValueError(
-                f"sampler={sampler!r} names the samples of one rank, and the loader divides those of all ranks itself; "
+                f"sampler={sampler!r} names the samples of one rank, but the loader divides those of all ranks itself; "
                 "make it with num_replicas=1 and rank=0, or leave it out"
             )
         self._sampler = sampler
@@ -348,7 +348,7 @@ class SamplerDraws:
         self._expected: str | None = None
 
     def __len__(self) -> int:
-        """Return the samples of an epoch. Raises TypeError if the sampler has no length."""
+        """Return how many samples an epoch has. Raises TypeError if the sampler has no length."""
         if not isinstance(self._sampler, Sized):
             raise TypeError(
                 "the sampler has no len(), so the number of batches is not known before an epoch has begun; give it a "
@@ -357,21 +357,21 @@ class SamplerDraws:
         return len(self._sampler)
 
     def expect(self, state: str | None) -> None:
-        """Require the rest of a resumed epoch to have the order of a loaded state, given by `state`."""
+        """Require a resumed epoch to have the order that a loaded state names."""
         self._numbers = None
         self._expected = state
 
     def draw(self, epoch: int, position: int, n_samples: int) -> NDArray[np.int64]:
-        """Return the samples of an epoch, int64[M]. An epoch that is continued is not drawn again.
+        """Return the samples of an epoch, int64[M]. A continued epoch is not drawn again.
 
         Raises:
             TypeError, ValueError: the sampler yields something other than the number of a sample.
-            LoaderStateError: the sampler yields another order than that of the loaded state.
+            LoaderStateError: the sampler's order differs from that of the loaded state.
         """
         if position and self._numbers is not None and self._epoch == epoch:
             return self._numbers
         expected = self._expected if position and self._expected != _UNDRAWN else None
-        for _ in range(1 if expected is None else epoch + 1):  # each draw may go on with a generator
+        for _ in range(1 if expected is None else epoch + 1):  # each draw may advance the sampler's generator
             if hasattr(self._sampler, "set_epoch"):
                 self._sampler.set_epoch(epoch)
             try:
@@ -385,13 +385,13 @@ class SamplerDraws:
                 break
         else:
             raise LoaderStateError(
-                "the sampler gives another order than when the state was saved, so the rest of that epoch is not "
-                "known; give the sampler a generator with a fixed seed (torch.Generator().manual_seed(...)), or use "
+                "the sampler's order differs from when the state was saved, so the rest of that epoch is "
+                "unknown; give the sampler a generator with a fixed seed (torch.Generator().manual_seed(...)), or use "
                 "shuffle=True or weights= instead, which can be resumed anywhere"
             )
         if len(numbers) and (numbers.min() < 0 or numbers.max() >= n_samples):
             wrong = numbers[(numbers < 0) | (numbers >= n_samples)][0]
-            raise ValueError(f"the sampler gave {wrong}, and the dataset has the samples 0 to {n_samples - 1}")
+            raise ValueError(f"the sampler gave {wrong}, but the dataset has samples 0 to {n_samples - 1}")
         self._numbers, self._epoch, self._name, self._expected = numbers, epoch, None, None
         return numbers
 
@@ -423,19 +423,19 @@ def _checked_weights(weights: Weights | None) -> _Checked | None:
         try:
             checked = values = np.asarray(weights, np.float64)
         except (TypeError, ValueError) as error:
-            raise TypeError(f"weights is of type {type(weights).__name__}, and must be {_WEIGHTS_FORMS}") from error
+            raise TypeError(f"weights is of type {type(weights).__name__}, but must be {_WEIGHTS_FORMS}") from error
         if values.ndim != 1:
-            raise ValueError(f"weights has the shape {values.shape}, and must be {_WEIGHTS_FORMS}")
+            raise ValueError(f"weights has the shape {values.shape}, but must be {_WEIGHTS_FORMS}")
     wrong = values[~np.isfinite(values) | (values < 0)]
     if len(wrong):
-        raise ValueError(f"weights has {wrong[0]}; weights are finite and not negative")
+        raise ValueError(f"weights has {wrong[0]}; weights must be finite and not negative")
     if not values.any():
         raise ValueError(_ALL_ZERO)
     return checked
 
 
 def _label_weights(weights: str | Mapping[int, float], labels: Labels, existing: Sequence[int]) -> NDArray[np.float64]:
-    """Return the weight of one sample of each label, float64[K], by the labels of the selected samples.
+    """Return the weight of a sample, float64[K], for each label that the selection has.
 
     A mapping may also have weights for `existing` labels of the dataset that no selected sample has.
     """

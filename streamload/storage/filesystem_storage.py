@@ -1,4 +1,4 @@
-"""Read and write files with fsspec: its protocols, chained urls, and a filesystem of the user's."""
+"""Read and write files with fsspec: its protocols, chained urls, and the user's own filesystem."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ _PYARROW = "fsspec.implementations.arrow"
 
 
 def shard_info(url: str, known: Mapping[str, Any]) -> ShardInfo:
-    """Translate a filesystem's `info` or `ls` of a file. Without an ETag, size and time stand for one.
+    """Translate a filesystem's `info` or `ls` of a file. Size and time replace a missing ETag.
 
     Raises StorageError for a folder.
     """
     if known.get("type") == "directory":
-        raise StorageError("this is a folder, and a shard must be a file; check the path", url=url)
+        raise StorageError("this is a folder, but a shard must be a file; check the path", url=url)
     size = known.get("size")
     size_bytes = size if isinstance(size, int) else UNKNOWN_BYTES
     mtime_ns = next((time_ns for name in _TIMES if (time_ns := _nanoseconds(known.get(name)))), 0)
@@ -118,13 +118,13 @@ class FilesystemStorage:
         def matching(fs: Any, path: str) -> list[ShardInfo]:
             entries = find_entries(path, partial(_level, fs), folders=folders)
             bare, path = pattern.rstrip("/"), path.strip("/")
-            before = bare.removesuffix(path) if bare.endswith(path) else ""  # what urls have before the path
+            before = bare.removesuffix(path) if bare.endswith(path) else ""  # the part of urls before the path
             return [shard_info(before + entry.path.strip("/"), {} if folders else entry.known) for entry in entries]
 
         return self._retried(pattern, matching)
 
     def is_folder(self, url: str) -> bool:
-        """Return True if the filesystem says so."""
+        """Return True if the filesystem calls the url a folder."""
         return self._retried(url, lambda fs, path: bool(fs.isdir(path)))
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
@@ -144,9 +144,9 @@ class FilesystemStorage:
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
         """Read a range whole by `cat_file`.
 
-        Size and version are requested before the first range of a file, and again after a while.
+        Size and version are requested before the first range of a file, and again after `LOOK_AGAIN_S`.
         """
-        del etag  # the known one is returned
+        del etag  # the last known one is returned instead
         fs, path = self._open(url)
         bounds = asyncio.Semaphore(RANGES_AT_ONCE), defaultdict[str, asyncio.Lock](asyncio.Lock)
         at_once, locks = self._bounds.setdefault(asyncio.get_running_loop(), bounds)
@@ -164,7 +164,7 @@ class FilesystemStorage:
         stop = known.bytes if end is None else min(end, known.bytes)
         if start >= stop:
             raise errors.answer_error(url, 416)
-        # Pyarrow's filesystems, such as `hdfs://`, seek in a range that begins at 0 only with this option.
+        # Pyarrow's filesystems, such as `hdfs://`, need this option to seek in a range that begins at 0.
         seeking = {"seekable": True} if any(type(layer).__module__ == _PYARROW for layer in layers(fs)) else {}
 
         async def read() -> bytes:
@@ -220,7 +220,7 @@ class FilesystemStorage:
         return self._retries.repeat(url, once)
 
     def _open(self, url: str) -> tuple[Any, str]:
-        """Return the filesystem of a url, opened once for each host or bucket, and its path there.
+        """Return the filesystem of a url, opened once for each host or bucket, and the url's path there.
 
         Raises:
             StorageError: a package is missing, or the filesystem cannot connect.
@@ -253,7 +253,7 @@ class FilesystemStorage:
 
 
 def _call(fs: Any, method: str, path: str, *, timeout_s: float) -> Any:
-    """Call a method; a time-out applies on fsspec's loop."""
+    """Call a method; the time-out applies only on fsspec's loop."""
     if fs.async_impl and not hasattr(fs, "fs"):  # a filesystem that wraps another is called on a thread
         return sync(fs.loop, getattr(fs, f"_{method}"), path, timeout=timeout_s)
     return getattr(fs, method)(path)

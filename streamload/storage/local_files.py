@@ -23,9 +23,9 @@ from streamload.storage.protocol import UNKNOWN_BYTES, Entry, RangeBody, ShardIn
 
 _ROOT = 0
 _CHUNK_BYTES = 1 << 20
-# With one slash too, since `pathlib` drops the other.
+# One slash is enough, since `pathlib` drops the other.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*:/")
-# A question mark is a pattern as in other urls, and `#` is part of a name.
+# `?` is a wildcard, as in other urls; `#` is part of a name.
 _FILE_URL = re.compile(r"file:(?://(?:localhost)?(?=/)|(?!//))(/.*)", re.IGNORECASE | re.DOTALL)
 
 
@@ -38,11 +38,11 @@ def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: boo
     An error removes the temporary file and keeps the old one. If `durable`, the bytes are flushed to the disk first.
 
     Raises:
-        OSError: the folder does not exist, cannot be written or is full; its filename is `path`.
+        OSError: the folder is missing, cannot be written or is full; the error's filename is `path`.
     """
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
-    # Not `tempfile`, whose files only the owner may read: the permissions of these follow the umask.
+    # Not `tempfile`, whose files only the owner can read: here permissions follow the umask.
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with open(descriptor, "wb") as file:
@@ -64,12 +64,12 @@ def refuse_url(argument: str, folder: str | os.PathLike[str]) -> None:
     path = os.fspath(folder)
     if _URL.match(path):
         raise ValueError(
-            f"{argument}={without_secrets(path)!r} is a url, and must be the path of a folder on a local disk"
+            f"{argument}={without_secrets(path)!r} is a url, but must be the path of a folder on a local disk"
         )
 
 
 def why_not_private(folder: str) -> str | None:
-    """Return why a folder may hold files of another user; None if it is missing, or this user's."""
+    """Return why a folder may hold files of another user; None if it is missing, or belongs to this user."""
     try:
         status = os.lstat(folder)
     except OSError:
@@ -148,7 +148,7 @@ class LocalStorage:
         return local_path(url)
 
     def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
-        """Return the matches, through symbolic links too. Other things than files have `UNKNOWN_BYTES`."""
+        """Return the matches, through symbolic links too. Anything but a file has `UNKNOWN_BYTES`."""
         path = local_path(pattern)
         if os.path.exists(path) and os.path.isdir(path) == folders:
             return [_listed(path)]  # a name that really holds a bracket or an asterisk
@@ -221,7 +221,7 @@ def _check_regular(path: str, mode: int) -> None:
     if stat.S_ISREG(mode):
         return
     kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-    raise StorageError(f"this is {kind}, and a shard must be a file; check the path", url=path)
+    raise StorageError(f"this is {kind}, but a shard must be a file; check the path", url=path)
 
 
 def _listed(path: str) -> ShardInfo:

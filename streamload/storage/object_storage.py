@@ -300,7 +300,7 @@ class ObjectStorage:
         """Return size and version by one HEAD; if it fails, a listing may say why."""
         root, key = locate(url)
         if not self._web and not key:
-            raise ShardNotFoundError("this is a bucket, and a shard must be an object in it; check the path", url=url)
+            raise ShardNotFoundError("this is a bucket, but a shard must be an object in it; check the path", url=url)
         try:
             return _info(url, self._retried(url, _head))
         except StorageError as exc:

@@ -32,13 +32,13 @@ _WORD = re.compile(r"[A-Za-z]\w*")
 # Brackets hold an IPv6 address, as in `http://[::1]/a.tar`.
 _SEPARATOR = re.compile(r"::(?![^\[\]/]*\])")
 
-# A url that needs no expansion and runs no program, as most in long lists: recognized in one step.
+# Matches a url that needs no expansion and runs no program, the usual case in long lists.
 _PLAIN = re.compile(r"(?:[a-z0-9]+://[\w.-]+(?::\d+)?/)?[\w./-]+")
 
 _INT_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
 
 _IN_MEMORY = frozenset(("memory",))
-# Protocols of filesystems that don't state which urls they read, and of the one that chooses a filesystem by the url.
+# Protocols that accept any url: `abstract` does not state its urls, `generic` chooses a filesystem by the url.
 _TAKES_ALL = frozenset(("abstract", "generic"))
 
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
@@ -63,7 +63,7 @@ def expand_urls(urls: Urls) -> list[str]:
         parts = _SEPARATOR.split(written) if "::" in written else [written]
         for word, following in pairwise(parts):
             if word.partition("://")[0] in _CHAINING and "://" in word + following:
-                what = f"{argument} is a chain of fsspec's, {_shown(written)}, and `::` separates urls here"
+                what = f"{argument} is an fsspec chain, {_shown(written)}, but `::` separates urls here"
                 raise ValueError(f"{what}; give filesystem=fsspec.filesystem(...), or cache_dir= for copies")
             if "://" in following and _WORD.fullmatch(word):
                 what = f"{argument} has the unknown prefix {word}:: in {_shown(written)}"
@@ -120,7 +120,7 @@ def _expand_braces(argument: str, part: str) -> Iterable[str]:
     lengths = [
         abs(int(last) - int(first)) // max(1, int(step or 1)) + 1 for first, last, step in _INT_RANGE.findall(part)
     ]
-    # Ranges that are not among alternatives multiply; braceexpand would make all of their urls first.
+    # Without alternatives, ranges multiply; braceexpand would build every url before this limit applies.
     if (max(lengths, default=1) if "," in part else math.prod(lengths)) > MAX_URLS:
         raise _too_many(argument, part)
     try:
@@ -187,9 +187,9 @@ class Storages:
         """Return the storage of a url.
 
         Raises:
-            TypeError: an option's value is of the wrong kind.
-            ValueError: the protocol is unknown, or not that of `filesystem`; an option is unknown; or it is a `file://`
-                url of another host.
+            TypeError: an option's value has the wrong type.
+            ValueError: the protocol is unknown, or not that of `filesystem`; an option is unknown; or a `file://` url
+                names another host.
         """
         if self._filesystem is not None:
             _refuse_other_protocol(self._filesystem, url)
@@ -213,9 +213,9 @@ class Storages:
                 object_options(protocol, options)
 
     def costs_requests(self, url: str) -> bool:
-        """Return True if reading a url costs requests; False if it is a file that is opened by its path.
+        """Return True if reading a url costs requests; False if it is a local file, opened by its path.
 
-        With a `filesystem` everything does. Raises ValueError for a url with one slash too few.
+        Always True with a `filesystem`. Raises ValueError for a url with one slash too few.
         """
         if self._filesystem is not None:
             return True
@@ -226,14 +226,14 @@ class Storages:
         return False
 
     def is_process_local(self, url: str) -> bool:
-        """Return True if only this process can read a url: `memory://`, or a class of the script."""
+        """Return True if only this process can read a url: `memory://`, or a filesystem class in `__main__`."""
         if self._filesystem is not None:
             read_by = layers(self._filesystem)
             return any(_IN_MEMORY & protocols_of(layer) or type(layer).__module__ == "__main__" for layer in read_by)
         return protocol_of(url) in _IN_MEMORY
 
     def copy(self) -> Storages:
-        """Return the same storages without their connections, for another loop."""
+        """Return the same storages without their connections, for another event loop."""
         return Storages(self._options, self._filesystem, self.retries)
 
     async def aclose(self) -> None:
@@ -242,7 +242,7 @@ class Storages:
             await storage.aclose()
 
     def __reduce__(self) -> tuple[type[Storages], tuple[dict[str, Any], Any, Retries]]:
-        # Without the times of answers, which are by the clock of this machine.
+        # Leave out response times, which follow this machine's clock.
         return Storages, (self._options, self._filesystem, Retries(self.retries.policy))
 
     def _make(self, protocol: str, url: str) -> Storage:
@@ -283,9 +283,9 @@ def _refuse_other_protocol(filesystem: Any, url: str) -> None:
     if known & _TAKES_ALL or FAMILY.get(name, name) in {FAMILY.get(each, each) for each in known}:
         return
     raise ValueError(
-        f"{without_secrets(url)!r} cannot be read with filesystem={type(filesystem).__name__}, which reads everything "
-        f"here and knows its own paths and {', '.join(f'{each}://' for each in sorted(known))}; give the path as the "
-        "filesystem knows it, or leave `filesystem` out"
+        f"{without_secrets(url)!r} cannot be read with filesystem={type(filesystem).__name__}, which must read "
+        f"everything but takes only its own paths and {', '.join(f'{each}://' for each in sorted(known))}; give such a "
+        "path, or leave `filesystem` out"
     )
 
 

@@ -38,7 +38,7 @@ _SUFFIX = re.compile(
 _QUERY = re.compile(r"[?#].*", re.DOTALL)
 _GZIP_WITH_HEADER = 31
 _XZ_MOST_MEMORY_BYTES = 256 << 20
-# OSError is bzip2's.
+# bzip2 raises OSError.
 _FAILURES = (zlib.error, lzma.LZMAError, zstd.ZstdError, OSError)
 
 
@@ -52,7 +52,7 @@ class Compression(enum.Enum):
 
 
 def compression_of(url: str) -> Compression | None:
-    """Return the compression by the end of a shard's name, in any case; None for none, or an unknown one.
+    """Return the compression that a shard's suffix names, ignoring case; None if there is none, or an unknown one.
 
     In a url with a scheme, a query or fragment is not part of the name.
     """
@@ -112,7 +112,6 @@ class Decompressor:
     """
 
     def __init__(self, compression: Compression, url: str) -> None:
-        """Prepare to decompress one shard; the url is for errors."""
         self.compressed_bytes = 0
         self.decompressed_bytes = 0
         self._compression = compression
@@ -123,7 +122,7 @@ class Decompressor:
         self._stream_start = 0
 
     def feed(self, chunk: Buffer) -> Iterator[bytes]:
-        """Decompress the next bytes of the shard, which may be cut anywhere. Exhaust the iterator before the next call.
+        """Decompress the shard's next bytes, split anywhere. Exhaust the iterator before the next call.
 
         Yields:
             Pieces in order, none of them empty or longer than `PIECE_BYTES`.
@@ -155,11 +154,11 @@ class Decompressor:
                     break
 
     def finish(self) -> None:
-        """Raise ShardFormatError if the shard is cut."""
+        """Raise ShardFormatError if the shard is truncated."""
         if self._stream is None and self._streams_ended:
             return
         start = f"it ends within the {self._name} that starts at byte {self._stream_start}"
-        raise self._error(f"the shard is cut: {start}; fetch or pack it again", self.compressed_bytes)
+        raise self._error(f"the shard is truncated: {start}; fetch or pack it again", self.compressed_bytes)
 
     def _decompress(self, stream: _Stream, data: bytes) -> bytes:
         start = self.compressed_bytes - len(data)
@@ -168,7 +167,7 @@ class Decompressor:
         except _FAILURES as exc:
             if start == 0 and (what := what_else(data, self._compression.value)) is not None:
                 raise self._error(what, 0) from exc
-            doubt = f", or other bytes follow {self._streams_ended} whole ones" if self._streams_ended else ""
+            doubt = f", or stray bytes follow stream {self._streams_ended}" if self._streams_ended else ""
             raise self._error(
                 f"the shard is damaged: the {self._name} that starts at byte {self._stream_start} cannot be "
                 f"decompressed after byte {start} ({exc}){doubt}; fetch or pack it again",

@@ -19,7 +19,7 @@ _FOR_EVERY_DEVICE = 1  # cudaHostRegisterPortable
 class Cuda:
     """Page-lock slots, and copy batches to a device.
 
-    Torch does not keep the slots until a queued copy is done, since it has not page-locked them: `fence` does. CUDA is
+    Torch has not page-locked the slots, so `fence`, not torch, keeps them until queued copies are done. CUDA is
     initialized by the first slot or batch, so a program may call `torch.cuda.set_device` after it has made the loader.
 
     Attributes:
@@ -74,7 +74,7 @@ class Cuda:
             if tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_nested:
                 copies.append(tensor.to(device, non_blocking=True))
                 return copies[-1]
-            with torch.cuda.stream(callers):  # sparse tensors and the like know no streams
+            with torch.cuda.stream(callers):  # `record_stream` does not support sparse tensors
                 return tensor.to(device)
 
         with torch.cuda.stream(stream):
@@ -85,8 +85,8 @@ class Cuda:
             callers = torch.cuda.current_stream(device)
             callers.wait_event(copied)
             for tensor in copies:
-                # Their memory belongs to the stream of the copies: this keeps it from being used again while the work
-                # that the loop has queued still reads it.
+                # The copies' memory belongs to their stream: this keeps it from being reused while work that the loop
+                # has queued still reads it.
                 tensor.record_stream(callers)
             return moved
 
@@ -149,7 +149,7 @@ def device_for(device: Any) -> torch.device | None:
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return nested containers anew, with `change` applied to every tensor; other objects stay the same."""
+    """Copy nested containers, with `change` applied to every tensor; other objects stay the same."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         return change(value)

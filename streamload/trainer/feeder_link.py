@@ -81,12 +81,7 @@ _numbers = itertools.count()
 class FeederLink:
     """List the shards of a loader, and start its feeder at the first use and after each `disconnect`.
 
-    Args:
-        options: the loader's options.
-        portions: the datasets, by name.
-        sampling: the loader's sampling options; resolved here.
-        cuda: page-locks the memory of batches.
-        start_elsewhere: starts and configures feeders on other nodes, and returns a channel to them.
+    `sampling` is resolved here. `start_elsewhere` starts and configures feeders on other nodes, and returns a channel.
 
     Attributes:
         listing: the shards of all datasets.
@@ -248,7 +243,7 @@ class FeederLink:
         return self._sampling.last_position(start, self.counts, self.settings().order)
 
     def sizes(self) -> tuple[int, ...]:
-        """Return the bytes of each shard, requested if the listing lacks them."""
+        """Return each shard's size in bytes, requested if the listing lacks it."""
         shards = self.listing.shards
         unknown = [shard.url for shard in shards if shard.bytes == UNKNOWN_BYTES]
         infos = self._client.call("shard_infos", unknown, self.options.storages) if unknown else {}
@@ -314,7 +309,7 @@ class FeederLink:
 class FeederClient:
     """Call functions of `Calls`: in a feeder's process if reading the places needs a server, else in this process.
 
-    The first call starts the feeder; a later call starts another one if it has ended.
+    The first call starts the feeder; a later call starts another if that one has ended.
 
     Attributes:
         is_process_local: only this process can read some of the places (`memory://`), so all calls stay here.
@@ -339,7 +334,7 @@ class FeederClient:
         """Return the connection to the feeder's process; start one if none is running.
 
         Raises:
-            TypeError, ValueError: an option of the storages makes no sense.
+            TypeError, ValueError: a storage option is invalid.
         """
         if self.process is not None and self.process.death is not None:
             _log.warning("%s; another one is started in its place", self.process.death)
@@ -355,7 +350,7 @@ class FeederClient:
         return self.process
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """Call a function, and once more in another process if the feeder dies.
+        """Call a function; if the feeder dies, call it once more in another process.
 
         Raises:
             WorkerError: the second feeder died as well.
@@ -419,7 +414,7 @@ class FeederClient:
             if len(folders) > 1:
                 self.call("read_class_names", folders, self.storages)
         except StorageError as error:
-            # Without the right to list, a storage refuses a missing `classes.json` with a plain StorageError.
+            # If listing is forbidden, a missing `classes.json` raises a plain StorageError.
             if type(error) is not StorageError:
                 raise
 
@@ -461,7 +456,7 @@ class Connection:
     Attributes:
         configured: a `Configure` was sent.
         death: how the process ended, if it has died.
-        owner: the number of the process that made the connection; in its forks the connection is closed.
+        owner: the id of the process that made the connection; in its forks the connection is closed.
         counts: the number of samples of each shard, if the newest message states it.
         messages: messages that have arrived, for `receive`.
         batches: announced batches with the identities of their epochs; None follows the last batch of an epoch. The
@@ -565,7 +560,7 @@ class Connection:
         self._dispatch(*arrived)
 
     def call(self, function: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Call a function of the feeder, and return its result. Messages that come before it are kept for `receive`.
+        """Call a function of the feeder, and return its result. Messages that arrive first are kept for `receive`.
 
         Raises:
             TimeoutError, FeederDiedError: as `receive`.
@@ -642,7 +637,7 @@ class Connection:
         self._send_unsent()
 
     def _send_unsent(self) -> None:
-        """Send all queued messages, even ones that another thread adds meanwhile by dropping a pass."""
+        """Send all queued messages, including any that another thread adds meanwhile by dropping a pass."""
         while self._unsent and self._sending.acquire(blocking=False):
             try:
                 messages = [self._unsent.popleft() for _ in range(len(self._unsent))]
@@ -692,9 +687,9 @@ class FeederDiedError(WorkerError):
 
 
 def second_death(error: FeederDiedError) -> WorkerError:
-    """Return the error for two deaths in turn."""
+    """Return the error for two consecutive deaths."""
     return WorkerError(
-        "two feeder processes died in turn, with no batch or answer in between: if memory runs out, lower "
+        "two feeder processes died without a batch or answer in between: if memory runs out, lower "
         "memory_budget or num_workers, or raise the limit (of the container, or `ulimit -v`). The second time, "
         f"{error.message}"
     )
@@ -771,13 +766,13 @@ class SkippedMembers:
             self._warn_once(
                 "links",
                 f"{counted(links, 'link')} skipped in the shards read so far: a link in an archive has no bytes of its "
-                "own, and `tar` makes links of symbolic links and of files that have several names; if they belong to "
+                "own, and `tar` stores symlinks and repeated hard links as links; if they belong to "
                 "samples, pack the shards with `tar --hard-dereference -h`",
             )
-        if cut := skipped.get(MISSING_END, 0):
+        if count := skipped.get(MISSING_END, 0):
             self._warn_once(
-                "cut",
-                f"{counted(cut, 'shard')} without an end-of-archive marker read so far, so members may be missing at "
+                "end",
+                f"{counted(count, 'shard')} without an end-of-archive marker read so far, so members may be missing at "
                 "the end; `streamload verify` names each such shard: fetch or pack it again",
             )
 
@@ -792,7 +787,7 @@ class SkippedMembers:
         )
 
     def explain_dropped_epoch(self, samples: int, batch_size: int, world_size: int) -> None:
-        """Warn that `drop_last` leaves no batch of an epoch."""
+        """Warn that `drop_last` leaves an epoch without a batch."""
         ranks = f" on each of {counted(world_size, 'rank')}" if world_size > 1 else ""
         self._warn_once(
             "dropped",
@@ -837,6 +832,6 @@ class OpenDataset:
             StorageError: a `classes.json` cannot be read.
         """
         places = listing_places(self._listing)
-        with closing(FeederClient(self._options.storages, places)) as client:  # its process ends with it
+        with closing(FeederClient(self._options.storages, places)) as client:  # the client's process ends with it
             names = client.class_names(self._listing)
         return None if names is None else list(names)

@@ -50,7 +50,7 @@ class CopiedShards(ResidentShards):
 
 
 class InProcessChannel:
-    """Exchange messages with a feeder that works while a message is sent to it, by the methods of `Channel`."""
+    """Exchange messages, like a `Channel`, with a feeder that does its work while a message is sent."""
 
     def __init__(self, configure: Configure) -> None:
         self._arrived: deque[Message] = deque()
@@ -81,7 +81,7 @@ class InProcessChannel:
         return self._arrived.popleft()
 
     def wait_reason(self) -> str:
-        """Return no reason, since this channel never waits."""
+        """Return an empty string, since this channel never waits."""
         return ""
 
     def close(self, *, ends: bool = True) -> None:  # noqa: ARG002

@@ -1,8 +1,8 @@
 """Start processes on socket pairs: subprocesses, and forks of a feeder that has just begun.
 
-Imports take longer than anything else until the first batch. So the first workers are forks of the feeder, made when it
-has loaded its modules, but has no thread, no open file and no user code yet. If it has another thread, on systems other
-than Linux, and later on, workers are subprocesses.
+Imports take longer than anything else before the first batch. So the first workers are forks of the feeder, made when
+it has loaded its modules, but has no thread, no open file and no user code yet. Later workers are subprocesses, and so
+are the first if the feeder has another thread or the system is not Linux.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Child:
     """A process that was started or forked.
 
     Attributes:
-        pid: the process's number; 0 before it is started.
+        pid: the process id; 0 before it is started.
         socket: this process's end of the socket pair.
         theirs: the other end, closed here once the process has it.
         words: a descriptor of memory for the process's last words (the output of its crash) and stacks.
@@ -87,7 +87,7 @@ class Child:
         return self._status
 
     def end(self, grace_s: float) -> str:
-        """Wait up to `grace_s`, then kill the process. Return how it ended, as a predicate. Idempotent."""
+        """Wait up to `grace_s`, then kill the process. Return how it ended: "was killed by ...". Idempotent."""
         if self._how_it_ended is not None:
             return self._how_it_ended
         if self.pid and self.wait(grace_s) is None:
@@ -96,7 +96,7 @@ class Child:
         status = self._status or 0
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         if status == -signal.SIGKILL:
-            how += ", as the kernel does to processes if memory runs out"
+            how += " (the kernel kills processes if memory runs out)"
         words = self.last_words()
         self._how_it_ended = f"{how}\n{words}" if words else how
         return self._how_it_ended
@@ -162,7 +162,7 @@ def fork_worker(run: Callable[[int, int, int], NoReturn]) -> Child:
     if child.pid:
         child.theirs.close()
         return child
-    # Descriptors are closed by number; the frames of objects that own them are never left.
+    # Closing by number is safe: the frames that hold the owning objects are never left.
     try:
         die_with(parent)
         descriptors = child.theirs.fileno(), child.words, child.progress
@@ -193,7 +193,7 @@ def _show_as(module: str) -> None:
 
 
 def start_workers(number: int, run: Callable[[int, int, int], NoReturn]) -> list[Child]:
-    """Start workers before there is a pool, if possible as forks. Return none if one fails: the pool retries."""
+    """Start workers before there is a pool, if possible as forks. Return [] if one fails: the pool retries."""
     gc.freeze()  # else the first collection in each fork copies all pages with objects
     started: list[Child] = []
     threads = "/proc/self/task"
@@ -218,7 +218,7 @@ def end_all(children: Sequence[Child], grace_s: float) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Make the kernel kill this process with its parent. Systems other than Linux: it ends at its next read."""
+    """Make the kernel kill this process with its parent. Off Linux, this process ends at its next read."""
     import ctypes
 
     if sys.platform == "linux":

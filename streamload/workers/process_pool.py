@@ -35,7 +35,7 @@ _TASKS_AHEAD = 2
 _MAX_FAILED_STARTS = 3
 _DEATHS_OF_A_ROW = 2
 _DEATHS_OF_A_TASK = 3
-# The limit is four for each worker if that is more: all may die at once if memory runs out.
+# Raised to four per worker if that is more, since all may die at once if memory runs out.
 _MOST_DEATHS_IN_A_ROW = 16
 _GRACE_S = 0.3
 # A worker that has closed its socket is exiting; killing it at once would hide the reason.
@@ -45,7 +45,7 @@ _GRACE_OF_THE_UNWANTED_S = 1.0
 
 
 class _Worker(WorkerLink):
-    """A worker in a process, which it owns."""
+    """A worker's process, owned by this object."""
 
     def __init__(self, pool: ProcessPool, number: int, child: Child) -> None:
         self.number = number
@@ -97,7 +97,6 @@ class ProcessPool(Pool):
             asyncio.get_running_loop().call_later(_GRACE_OF_THE_UNWANTED_S, self._replace_busy, unwanted)
 
     def _replace_busy(self, unwanted: Collection[int]) -> None:
-        """Replace the workers that are busy with one of these tasks."""
         for worker in list(self.workers):
             if next(iter(worker.tasks), None) in unwanted:
                 worker.channel.close()
@@ -145,7 +144,7 @@ class ProcessPool(Pool):
                 self._events.dropped(task)
         return wanted
 
-    def _give_returned(self) -> None:
+    def _submit_returned(self) -> None:
         """Submit the waiting tasks to free workers."""
         self._returned = deque(self._wanted(self._returned))
         while self._returned and (worker := self._least_busy()) is not None:
@@ -162,13 +161,13 @@ class ProcessPool(Pool):
         task = worker.tasks.pop(message.number)
         if not isinstance(task, RowTask) or len(task.untried) < len(task.table):
             self._deaths_in_a_row = 0
-        self._give_returned()
+        self._submit_returned()
         self._events.done(message)
 
     def _on_started(self, worker: _Worker, message: WorkerStarted) -> None:
         if message.failure is not None:
             error = cause = error_from(message.failure)
-            if not isinstance(cause, WorkerError):  # whose message says what to do
+            if not isinstance(cause, WorkerError):  # a WorkerError says what to do
                 error = WorkerError(
                     f"a worker could not be set up: {message.failure.summary}. The transform, the decoders, collate_fn "
                     "and worker_init_fn must be importable (or defined in the script) and load in a fresh process"
@@ -177,9 +176,9 @@ class ProcessPool(Pool):
             self._events.broken(error)
             return
         worker.started = True
-        # Workers can start, so later failures are tolerated more often.
+        # A worker can start, so more deaths in a row are tolerated from now on.
         self._most_deaths_in_a_row = max(_MOST_DEATHS_IN_A_ROW, 4 * len(self.workers))
-        self._give_returned()
+        self._submit_returned()
         self._events.has_room()
 
     # -- deaths ----------------------------------------------------------------------------------------------------
@@ -212,7 +211,7 @@ class ProcessPool(Pool):
         worker.child.close()
         self._returned.extendleft(reversed(tasks))
         self.workers[self.workers.index(worker)] = self._start(worker.number)
-        self._give_returned()
+        self._submit_returned()
 
     def _blame(self, worker: _Worker, task: Task, how: str) -> Task | None:
         """Return the task to retry, without a row that killed two workers; None if the pool gives up."""
@@ -221,7 +220,7 @@ class ProcessPool(Pool):
         if self._deaths_in_a_row >= self._most_deaths_in_a_row:
             self._events.broken(
                 WorkerError(
-                    f"{self._deaths_in_a_row} workers died in a row, and made nothing in between: check the transform, "
+                    f"{self._deaths_in_a_row} workers died in a row without finishing a task: check the transform, "
                     "the decoders, the libraries that they load, and the memory that workers may use. The last one "
                     f"{how}"
                 )

@@ -37,7 +37,7 @@ for child in started:
     ("ending", "how"),
     [
         ("peer.recv(1); os._exit(7)", "ended with status 7"),  # the other fork must not hold this one's socket open
-        ("signal.pause()", "was killed by SIGKILL, as the kernel does to processes if memory runs out"),
+        ("signal.pause()", "was killed by SIGKILL (the kernel kills processes if memory runs out)"),
         ("raise ValueError('out of luck')", "ended with status 1"),
     ],
 )

@@ -75,7 +75,7 @@ def test_a_transform_that_ends_every_worker_ends_the_pass(source: str) -> None:
         os._exit(5)
 
     with loader_of(source, transform={"cls": deadly}, on_error="skip") as loader:
-        with pytest.raises(WorkerError, match="16 workers died .* made nothing in between.*ended with status 5"):
+        with pytest.raises(WorkerError, match="16 workers died .* without finishing a task.*ended with status 5"):
             list(loader)
 
 

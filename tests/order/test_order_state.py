@@ -38,16 +38,16 @@ def test_a_missing_name_is_named(name):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("seed", "1", "'seed' is '1', of type str, and must be of type int"),
-        ("epoch", True, "'epoch' is True, of type bool, and must be of type int"),
-        ("position", 1.0, "'position' is 1.0, of type float, and must be of type int"),
+        ("seed", "1", "'seed' is '1', of type str, but must be of type int"),
+        ("epoch", True, "'epoch' is True, of type bool, but must be of type int"),
+        ("position", 1.0, "'position' is 1.0, of type float, but must be of type int"),
         ("position", None, "'position' is None, of type NoneType"),
-        ("shuffle", 1, "'shuffle' is 1, of type int, and must be of type bool"),
-        ("fingerprint", 5, "'fingerprint' is 5, of type int, and must be of type str"),
+        ("shuffle", 1, "'shuffle' is 1, of type int, but must be of type bool"),
+        ("fingerprint", 5, "'fingerprint' is 5, of type int, but must be of type str"),
         *[(name, -1, f"{name!r} must be at least 0") for name in ("seed", "epoch", "position", "window")],
         ("lanes", 0, "'lanes' must be at least 1 and at most 1,048,576"),
         *[(name, 10**500, f"{name!r} must be at least . and at most") for name in ("position", "window", "lanes")],
-        ("format", 2, "format 2 and this version of streamload reads format 1"),
+        ("format", 2, "format 2, but this version of streamload reads format 1"),
         ("kind", "other", "not a state of a StreamLoader"),
     ],
 )
@@ -79,7 +79,7 @@ def test_a_different_option_is_named_with_both_values(name, value, message):
 
 
 def test_a_different_dataset_is_named():
-    with pytest.raises(LoaderStateError, match="the dataset had other shards, by their names") as caught:
+    with pytest.raises(LoaderStateError, match="the dataset's shards had other names") as caught:
         compare(fingerprint="cd" * 16)
     assert "list the same shards" in str(caught.value)
     assert "saved values" not in str(caught.value)
@@ -88,7 +88,7 @@ def test_a_different_dataset_is_named():
 def test_all_differences_are_listed():
     with pytest.raises(LoaderStateError) as caught:
         compare(seed=9, shuffle=False, window=1, lanes=2, fingerprint="cd" * 16)
-    for name in ("seed", "shuffle", "window", "lanes", "other shards", "list the same shards", "saved values"):
+    for name in ("seed", "shuffle", "window", "lanes", "other names", "list the same shards", "saved values"):
         assert name in str(caught.value)
 
 

@@ -111,7 +111,7 @@ def test_class_folders_of_any_kind_of_file(tmp_path: Path, extension: str) -> No
     assert f'fields=("{extension}", "cls"))' in out
     written(source, {"cat/notes.pdf": b""})
     err = refusal(source, tmp_path / "odd", status=1)
-    assert "notes.pdf: it is of another kind than most files in the class folders" in err
+    assert "notes.pdf: its type differs from most files in the class folders" in err
     assert pack(source, tmp_path / "odd", "--skip-bad")[0] == 0
     assert labels_in(tmp_path / "odd") == {"bee/2": 0, "bee/3": 0, "cat/1": 1}
 
@@ -276,8 +276,8 @@ def test_what_is_taken_for_files_by_stem(tmp_path: Path, names: list[str], optio
 @pytest.mark.parametrize(
     ("names", "options", "message"),
     [
-        (["a/0.jpg", "a/0.txt", "b/1.jpg", "b/2.jpg"], [], "0.txt: it is of another kind than most files"),
-        (["a/0.jpg", "a/0.txt", "a/1.jpg"], ["--no-stems"], "0.txt: it is of another kind than most files"),
+        (["a/0.jpg", "a/0.txt", "b/1.jpg", "b/2.jpg"], [], "0.txt: its type differs from most files"),
+        (["a/0.jpg", "a/0.txt", "a/1.jpg"], ["--no-stems"], "0.txt: its type differs from most files"),
         (["0.jpg", "a/1.jpg", "a/2.jpg"], [], "'0.jpg' lie directly in"),
         (["images/1.jpg", "masks/1_mask.png"], [], "parts of the same samples, but the names of their files differ"),
         (["0.jpg", "0.JPEG"], [], "would both be the field 'jpg' of one sample; rename or remove one of them"),

@@ -45,7 +45,7 @@ def _fails(number: int) -> Any:
     ("function", "message"),
     [
         (_fails, r"input 3 \(3\) cannot be packed: RuntimeError: no such sound.* at .*test_tools_pack.py:\d+"),
-        (lambda number: number, r"input 0 \(0\) cannot be packed: TypeError: it returned a value of type int"),
+        (lambda number: number, r"input 0 \(0\) cannot be packed: TypeError: the function returned int"),
         (lambda number: {"cls": number}, r"input 0 \(0\) .* needs a '__key__'"),
         (lambda number: {"__key__": str(number), "cls": 0.5}, r"input 0 \(0\) .* field 'cls'"),
         (lambda _: {"__key__": "same", "cls": 1}, "two samples have the key 'same'"),

@@ -164,5 +164,5 @@ def test_a_compressed_shard_that_is_cut_is_damaged_even_behind_the_archive(
     (bucket.folder / "a.tar.gz").write_bytes(whole[:-cut])
     for command in ("index", "verify"):
         status, out, err = run(streamload.app, command, f"{bucket.url}/a.tar.gz", *bucket.options)
-        assert (status, "the shard is cut" in out + err) == (1, True)
+        assert (status, "the shard is truncated" in out + err) == (1, True)
     assert not (bucket.folder / ".streamload").exists()

@@ -185,7 +185,7 @@ def test_a_file_that_changes_while_it_is_packed_is_named(tmp_path: Path) -> None
     source = image_folder(tmp_path / "source", "a/0.jpg")
     file = open_source(str(source), SourceOptions()).samples[0].members[0]
     assert isinstance(file, SourceFile)
-    with pytest.raises(ValueError, match=f"it had 10,000 bytes when packing began, and has {file.size} now"):
+    with pytest.raises(ValueError, match=f"it had 10,000 bytes when packing began, but has {file.size} now"):
         load(file._replace(size=10_000))
 
 

@@ -29,7 +29,7 @@ _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 def load(member: SourceFile) -> bytes:
     """Return the bytes of a member. Raises ValueError with the reason if it cannot be packed."""
     if member.field is None:
-        raise ValueError("it is of another kind than most files in the class folders, or its extension names no field")
+        raise ValueError("its type differs from most files in the class folders, or its extension names no field")
     data = member.content
     try:
         data = read_regular(member.path) if data is None else data
@@ -38,7 +38,7 @@ def load(member: SourceFile) -> bytes:
     if data is None:
         raise ValueError("it is not a regular file")
     if member.size not in (-1, len(data)):
-        raise ValueError(f"it had {member.size:,} bytes when packing began, and has {len(data):,} now")
+        raise ValueError(f"it had {member.size:,} bytes when packing began, but has {len(data):,} now")
     if is_image(member.field):
         check_image_file(data)
     else:
@@ -82,7 +82,7 @@ def check_image_file(data: bytes) -> None:
     if is_jpeg(view):
         image_size(view)
         if not data.endswith(_END_OF_IMAGE) and data.find(_END_OF_IMAGE, frame_and_scan(view)[3]) < 0:
-            raise ValueError("the JPEG is cut short: its end-of-image marker is missing")  # a preview has its own
+            raise ValueError("the JPEG is cut short: its end-of-image marker is missing")  # a thumbnail has one too
     elif data.startswith(b"RIFF") and len(data) < 8 + int.from_bytes(data[4:8], "little"):
         raise ValueError("the WEBP is cut short")
     else:
@@ -115,7 +115,7 @@ class Resizing:
 
 
 def _upright(pixels: NDArray[np.uint8], data: bytes) -> NDArray[np.uint8]:
-    """Turn pixels upright by the EXIF orientation of their file, `data`; ignore damaged metadata."""
+    """Apply the EXIF orientation in `data`, the pixels' file; ignore damaged metadata."""
     from PIL import Image, ImageOps
 
     if is_jpeg(memoryview(data)) and b"Exif\0\0" not in data[: 1 << 17]:
