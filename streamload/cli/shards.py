@@ -587,7 +587,7 @@ def bench_command(
 ) -> None:
     """Read shards with a StreamLoader, epoch after epoch, and report its speed and what limits it.
 
-    Without --fields, the fields that all samples of the first shard have are read.
+    By default, only fields that all samples of the first shard have are read.
 
     Examples:
       streamload bench shards/train --shuffle --batch-size 256

@@ -275,7 +275,7 @@ class FeederActor:
         return own_version()
 
     def start(self, program: Program, configure: bytes, num_cpus: int, budget_is_automatic: bool) -> None:
-        """Start and configure the feeder; limit an automatic budget by the memory of this node."""
+        """Start and configure the feeder; limit an automatic budget to this node's memory."""
         sys.argv[:], import_path, folder = program
         sys.path += [entry for entry in import_path if entry not in sys.path]
         if os.path.isdir(folder):
@@ -346,7 +346,7 @@ def connect(address: str = "auto", *, runtime_env: Mapping[str, Any] | None = No
 
 def _join(ray: Any, address: str, runtime_env: Mapping[str, Any] | None) -> None:
     shown, variable = repr(address), os.environ.get("RAY_ADDRESS") or "auto"
-    if address == "auto" and variable != "auto":  # Ray would use it too
+    if address == "auto" and variable != "auto":  # as Ray would
         address, shown = variable, f"{variable!r}, which RAY_ADDRESS names"
     if address not in ("auto", "local"):
         _check_reachable(address.removeprefix("ray://"), shown)

@@ -2,9 +2,8 @@
 
 The rules are those of torch's `default_collate`; only the last step, from arrays to tensors, needs torch.
 
-A layout is the batch's tree of containers, with the place of each array in the slot. Leaves are arrays, or other
-values, which are stored in columns after the arrays. `describe_rows` derives the layout of a batch from one row, and
-`describe_batch` from the result of a `collate_fn`.
+A layout is a batch's tree of containers, with each array's place in the slot; other values are stored in columns after
+the arrays. `describe_rows` derives it from one row, and `describe_batch` from the result of a `collate_fn`.
 """
 
 from __future__ import annotations
@@ -154,7 +153,7 @@ def is_named_tuple(kind: type) -> bool:
 
 
 def is_plain_array(kind: type) -> bool:
-    """Return True for NumPy's scalars and array classes, but not for other subclasses, which may differ in meaning."""
+    """Return True for NumPy's own array and scalar classes; a user's subclass may differ in meaning."""
     return kind in (np.ndarray, np.memmap) or issubclass(kind, np.generic)
 
 
@@ -180,7 +179,7 @@ def describe_rows(row: Any) -> Layout:
     """Return the layout of a batch of rows like this one, by the rules of torch's `default_collate`.
 
     Raises:
-        TypeError: a value of the row is refused by `default_collate`, or only it can collate the value.
+        TypeError: `default_collate` refuses a value of the row, or is needed to collate it.
     """
     builder = _Builder()
     tree = _describe_row(row, builder)

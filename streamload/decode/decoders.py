@@ -245,10 +245,10 @@ def decode_npz(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) ->
 
 
 def check_entries(entries: Sequence[zipfile.ZipInfo], archive_bytes: int, limit_bytes: int) -> None:
-    """Raise an error, before decompression, if a zip archive's contents exceed its size by more than the limit.
+    """Check the entries of a zip archive before decompression.
 
     Raises:
-        ExpansionError: the contents are too large.
+        ExpansionError: the contents exceed the archive by more than the limit.
         ValueError: a name occurs twice, or the compression is unusual.
     """
     decompressed = sum(entry.file_size for entry in entries)

@@ -22,7 +22,7 @@ _PANICS = "pyo3_runtime"
 
 
 class SystemExitError(Exception):
-    """Raised in place of `raised`, an exit by user code, which would end a worker instead of the program."""
+    """Replaces `raised`, a `sys.exit()` in user code, which would end a worker instead of the program."""
 
     def __init__(self, raised: SystemExit) -> None:
         super().__init__(raised)

@@ -91,8 +91,6 @@ class Work:
         failures: the failures by row.
         named_s: seconds by stage and name, such as "decode_s/jpg".
         rows: the resulting values; undefined for failed rows.
-        count: the number of rows.
-        row_shards: each row's shard.
         rows_per_shard: the average number of rows per shard.
         any_missing: at least one row lacks a field.
     """

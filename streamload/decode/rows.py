@@ -208,7 +208,7 @@ class RowMaker:
                 attempt.error = None  # its traceback refers to this frame; the cycle would keep the event loop alive
 
         def make_at_once(numbers: Iterator[int]) -> None:
-            with suppress(StopIteration):  # it never suspends
+            with suppress(StopIteration):  # `make` never suspends here
                 make(numbers).send(None)
 
         if self._loop is None:
@@ -399,7 +399,7 @@ def _torchvision_advice(function: object) -> str | None:
     Such a transform silently ignores all but tensors and PIL images, so a model would be trained without it.
     """
     module, name = type(function).__module__, type(function).__name__
-    if is_ours(function):  # ours return arrays for arrays, except ToTensor
+    if is_ours(function):  # streamload's own return arrays for arrays, except ToTensor
         steps = getattr(function, "operations", ())
         first = next((step for step in steps if not is_ours(step) or type(step) is ToTensor), None)
         return None if first is None else _torchvision_advice(first)

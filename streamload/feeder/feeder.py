@@ -314,7 +314,7 @@ class FeederMeter:
         self._awaited = f"awaited_s/{self._reason()}" if self._stream.awaited else None
 
     def totals(self) -> Totals:
-        """Return the totals until now."""
+        """Return the totals so far."""
         totals, fetcher = self._totals, self._engine.fetcher
         totals["feeder_s"] = perf_counter() - self._started_s
         totals["worker_s"] = totals["feeder_s"] * len(self._engine.pool.workers)

@@ -94,7 +94,7 @@ class _Process:
                 self._send(Answer(call.number, failure=answer_failure(attempt.error)))
 
         answering = asyncio.create_task(answer())
-        self._answering.add(answering)  # the event loop holds only a weak reference to it
+        self._answering.add(answering)  # the event loop holds only a weak reference to the task
         answering.add_done_callback(self._answering.discard)
 
     async def _list_shards(self, *arguments: Any) -> Listing:

@@ -85,10 +85,8 @@ class BatchStream:
     """Make the epoch that the trainer has requested, and begin the next one before it is requested.
 
     The first batches of the next epoch are made while the trainer uses the last batches of the current one, and
-    announced when that epoch is requested. If the trainer requests another epoch, they are dropped. A failure
-    while working ahead is dropped; it recurs once that epoch is requested.
-
-    If the trainer leaves its epoch, or requests another one, all batches that were not announced are abandoned.
+    announced when that epoch is requested. A failure while working ahead is dropped; it recurs once that epoch is
+    requested. If the trainer leaves its epoch or requests another, all batches that were not announced are dropped.
 
     Args:
         engine: the parts of the feeder.
@@ -601,7 +599,7 @@ class Scans:
         counts = self._tables.counts.values
         for shard in shards:
             if shard not in self.requested and counts[shard] < 0:
-                self._tables.find(shard)  # an index may know it
+                self._tables.find(shard)  # finds its count if an index has it
                 if counts[shard] >= 0:
                     continue
                 self.requested.add(shard)

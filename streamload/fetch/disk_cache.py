@@ -161,7 +161,7 @@ class DiskCache:
     disk can be read.
 
     Args:
-        folder: created if missing; files go to its folder `streamload-shards`.
+        folder: created if missing; files go to its subfolder `streamload-shards`.
         size_bytes: maximum size of whole and temporary files together.
         part_bytes: the size of the parts that have a checksum each, equal in every process.
         urls: the shards of the dataset, which are not evicted.
@@ -200,7 +200,7 @@ class DiskCache:
             if file is None and self._writable and self._fits(identity):
                 with locked_file(self._lock_file, _LOCK_WAIT_S):
                     self._remove_abandoned()
-                    # Temporary files come first, or a file that is renamed meanwhile would be missed.
+                    # List temporary files first: otherwise a file that is renamed in between would be missed.
                     files = [*_listed(self._partial_folder), *_listed(self._folder)]
                     if not any(name.startswith(identity.file_name) for name, _, _ in files):
                         file = self._begin(identity, files)

@@ -238,7 +238,7 @@ class Fetcher:
         shard, number = shard_and_number(key)
         state = self.state_of(shard)
         if state.compression is not None:
-            # While other ones run, require room for the largest so far, so that they do not displace each other.
+            # While other decompressions run, require room for the largest so far, so that none displaces another.
             room_bytes = PART_BYTES + (_BESIDE_BYTES + self._largest_bytes if self._decompressions else 0)
             is_busy = len(self._decompressions) >= DECOMPRESSED_AT_ONCE
             if is_busy or not self._admit(key, PART_BYTES + _BESIDE_BYTES, room_bytes):
@@ -430,7 +430,7 @@ class Fetcher:
         if cache is None:
             return None
         if pin.total_bytes is None or pin.etag is None:
-            # Any request learns them; a byte is read because some URLs are signed for reading only.
+            # Any response states them; a byte is read because some URLs are signed for reading only.
             await self.transfers.read(self._source(state), 0, 1)
         if pin.etag is None or pin.total_bytes is None:
             cache.warn_once(

@@ -190,7 +190,7 @@ def _converted(image: ImageFile, mode: str) -> NDArray[np.uint8]:
     image.load()
     if image.mode == mode:
         return np.array(image)
-    # Converted directly to RGB, palettes with transparency make Pillow warn; the colours are the same.
+    # Pillow warns if a palette with transparency is converted directly to RGB; the colours are the same.
     colours = (image.convert("RGBA") if image.mode == "P" else image).convert("RGB")
     return np.array(colours if mode == "RGB" else colours.convert(mode))
 
@@ -238,13 +238,13 @@ def unchanged(data: bytes) -> NDArray[Any]:
 
 
 def palette(data: bytes) -> NDArray[np.uint8]:
-    """Decode a mask with a palette, or a grey one, to the class of each pixel.
+    """Decode a palette or grey mask to the class of each pixel.
 
     Returns:
         uint8 (height, width): indices into the palette, or the stored values of a grey image.
 
     Raises:
-        ValueError: a pixel has several numbers, or more than 8 bits; or as for `unchanged`.
+        ValueError: a pixel has several numbers, or more than 8 bits, or `unchanged` fails.
     """
     numbers = unchanged(data)
     if numbers.ndim != 2 or numbers.dtype != np.uint8:
@@ -270,7 +270,7 @@ def grey(data: bytes) -> NDArray[np.uint8]:
 def _stored_numbers(image: ImageFile, data: memoryview) -> NDArray[Any]:
     bits = _channel_bits(image)
     if 8 < bits < 32:
-        # Pillow would cut several channels of 16 bits to 8, or scale them.
+        # Pillow would truncate or scale several channels of 16 bits to 8.
         is_grey_with_alpha = any("LA;16" in str(tile.args) for tile in image.tile)
         cv2, pixels = opencv(), None
         if bits == 16:

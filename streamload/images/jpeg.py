@@ -123,7 +123,7 @@ def decode_jpeg(
         eighths: the scale, 8 or a result of `smallest_scale`.
         rows: the rows of the full picture that are needed, from the top; the result may end there. Damage below may go
             unnoticed, but not truncation.
-        out: where to write, uint8, C-contiguous, of the shape of the result; for `rows=None` only.
+        out: where to write, a C-contiguous uint8 array of the result's shape; only if `rows` is None.
 
     Raises:
         ValueError: the file is damaged or truncated.

@@ -62,8 +62,8 @@ _FINEST_TAP = 256  # OpenCV rounds taps to 8 bits; they must still add up to 1
 # The dtypes besides uint8 that Pillow can resample, as float32, which holds all their values exactly.
 _RESAMPLED_DTYPES = (np.uint16, np.float32)
 # Minimum ratio of a box to the result, after the JPEG's own transform has shrunk the box with its filter instead of the
-# requested one. With 2.5 photographs and textures differ by up to 1.03 of 255 in the mean; with 2 by up to 1.8, with 1
-# by up to 6.
+# requested one. With 2.5, photographs and textures differ by up to 1.03 of 255 on average; with 2, by up to 1.8; with
+# 1, by up to 6.
 _LEAST_SHRINKING = 2.5
 
 _TRIES = 10
@@ -398,7 +398,7 @@ class Normalize(_Operation):
 
     @classmethod
     def of(cls, folder: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None) -> Self:
-        """Normalize by a dataset's own mean and deviation, as saved by `streamload stats --pixels`.
+        """Normalize by a dataset's own mean and standard deviation, saved by `streamload stats --pixels`.
 
         Args:
             folder: the folder of the shards, local or a url; or the JSON file.
@@ -526,7 +526,7 @@ def is_ours(operation: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """Crop, flip and resize several fields of a sample alike. A transform of whole samples, or part of one.
+    """Crop, flip and resize several fields of a sample alike. Use it as a transform of whole samples, or in one.
 
     Kinds of fields:
 

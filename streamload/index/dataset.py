@@ -485,9 +485,8 @@ class ReadShard(NamedTuple):
     """A shard that was read to its end.
 
     Attributes:
-        bytes: its size.
-        etag: its version, if known.
-        table: its table.
+        bytes: the size.
+        etag: the version, if known.
     """
 
     bytes: int
