@@ -52,12 +52,7 @@ class Limit(NamedTuple):
 
 
 def find_limit(totals: Totals, machine: Machine) -> Limit:
-    """Return the bottleneck of a run.
-
-    Args:
-        totals: the sums without the first batch, as in `Statistics.settled`.
-        machine: the processors of the run.
-    """
+    """Return the bottleneck of a run; `totals` are without the first batch, as in `Statistics.settled`."""
     total_s = totals["loop_worked_s"] + totals["loop_waited_s"]
     batches = int(totals["batches"])
     if total_s < _LEAST_S or batches < _LEAST_BATCHES or not totals["samples"]:

@@ -221,7 +221,7 @@ class TaskRunner:
         if fields is not None and rows.columns is not None:
             first, *others = [dict(zip(fields, sample, strict=True)) for sample in samples]
         for task_row, other in zip(task_rows[1:], others, strict=True):
-            # Strings and bytes are left as a list by torch, whatever the other samples have.
+            # Torch leaves strings and bytes in a list, even if other samples differ.
             differences = [each for each in _differences(first, other) if not _WITHOUT_TENSOR.issuperset(each[1])]
             if differences:
                 place, (that, this) = min(differences, key=lambda each: "missing" not in each[1])
@@ -235,7 +235,7 @@ class TaskRunner:
                 return _batch_failure(task, task_row, message)
         try:
             describe_rows(first)
-        except TypeError as refusal:  # says more than torch's message
+        except TypeError as refusal:  # its message says more than torch's
             return _batch_failure(task, task_rows[0], f"this sample cannot be collated: {refusal}")
         except RecursionError:
             pass

@@ -155,10 +155,7 @@ class _Uses:
 class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickle the user's functions and classes by value, for a process that imports their modules.
 
-    Args:
-        file: receives the bytes.
-        uses: shared by all picklers of the job.
-        tries: the value, if this only tests it; nested values tested before are left out.
+    `tries` is the value if this only tests it; nested values tested before are left out.
     """
 
     def __init__(self, file: Any, uses: _Uses, tries: Any = None) -> None:

@@ -248,9 +248,9 @@ class Failure(NamedTuple):
     """An exception in transit to the training loop.
 
     Attributes:
-        error: a cloudpickle of the exception, or None if it does not pickle.
+        error: a cloudpickle of the exception; None if it does not pickle.
         summary: class and message in one line.
-        traceback: the worker's traceback as text; may be empty.
+        traceback: the worker's, as text; may be empty.
         original: the exception itself, if it stays in the caller's process.
     """
 
@@ -315,7 +315,7 @@ class StoredColumn(NamedTuple):
     Attributes:
         start: its first byte in the slot.
         length: the number of values.
-        is_pickle: the only value is the pickle of a list.
+        is_pickle: the list was pickled into one value.
     """
 
     start: int

@@ -21,8 +21,7 @@ from streamload.limits import (
 def available_bytes(root: str = "/") -> int:
     """Return the free memory of this machine, or of this process's cgroup (its container or job).
 
-    Args:
-        root: the folder that contains `proc` and `sys`.
+    `root` is the folder of `proc` and `sys`.
     """
     limits = []
     meminfo = os.path.join(root, "proc/meminfo")

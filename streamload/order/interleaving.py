@@ -113,12 +113,8 @@ class Interleaving:
     def unpassed(self, shard: int, least: int, most: int) -> list[tuple[int, int]]:
         """Return half-open ranges of a shard that cover all its samples among later outputs.
 
-        Runs that have not begun are left out: their parts may be fetched again.
-
-        Args:
-            shard: its number in the listing.
-            least: the number that every lane has reached.
-            most: the number that no lane has passed.
+        Runs that have not begun are left out: their parts may be fetched again. Every lane has reached number `least`,
+        and none has passed `most`.
         """
         sequence = self.sequence
         places = sequence.places_of(shard)

@@ -115,8 +115,7 @@ class SlidingShuffle:
     def take(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions (in the lane) of some outputs, and release everything up to the last output.
 
-        Args:
-            numbers: int64[k], ascending within and across calls.
+        `numbers`, int64[k], must ascend within and across calls.
 
         Raises:
             IndexError: a number is below those of earlier calls, or cannot be finalized yet.

@@ -66,10 +66,14 @@ class EpochPlan:
     Global batch j is `order[start + j * B : start + (j + 1) * B]`, B = batch_size * world_size. Sorted lane-major, it
     is cut into one slice for each rank. Rows that pad a short last batch follow the rank's own rows.
 
-    Example: samples 0 to 11 in two lanes, 0 to 5 and 6 to 11, without shuffle. The lanes alternate, so the order is 0 6
-    1 7 2 8 3 9 4 10 5 11. On two ranks with batch_size=3, B is 6: global batch 0 holds 0 6 1 7 2 8, lane-major 0 1 2 6
-    7 8, so rank 0 reads 0 1 2 and rank 1 reads 6 7 8, each from its own lane. A state saved here has position 6. One
-    rank that resumes it with batch_size=6 gets 3 4 5 9 10 11.
+    Example: 12 samples in two lanes (0 to 5 and 6 to 11), without shuffle, on two ranks with batch_size=3, so B = 6.
+
+        order         0 6 1 7 2 8   3 9 4 10 5 11
+        lane-major    0 1 2 6 7 8   3 4 5 9 10 11
+        of rank 0     0 1 2         3 4 5
+        of rank 1           6 7 8         9 10 11
+
+    After the first batch the position is 6. One rank that resumes there with batch_size=6 gets 3 4 5 9 10 11.
 
     With several lanes, or a `sampling`, all counts must be known before the first batch. With one lane, a batch needs
     the counts of the shards that the window reaches, or high enough lower bounds: call `missing`, set those counts,

@@ -45,12 +45,12 @@ class Stretched:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Read lists of sample numbers, one given at the start of each epoch."""
+    """Read a list of sample numbers per epoch, given at its start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Mix several datasets in fixed shares; each has passes of its own, continued over epochs.
+    """Mix several datasets in fixed shares; each has its own passes, continued over epochs.
 
     Attributes:
         edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.

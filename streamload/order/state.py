@@ -91,10 +91,9 @@ def _checked(mapping: Mapping[str, Any], name: str, expected: type) -> Any:
 
 
 def fingerprint(names_and_bytes: Iterable[tuple[str, int]]) -> str:
-    """Return a digest of a dataset: BLAKE2b (16 bytes, as hex) of its shards' base names and sizes.
+    """Return a digest of a dataset: BLAKE2b (16 bytes, as hex) of its shards' names without folders, and their sizes.
 
-    Args:
-        names_and_bytes: for each shard, in the order of the listing, its name without folders and its size in bytes.
+    The shards are in the order of the listing.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, size_bytes in names_and_bytes:

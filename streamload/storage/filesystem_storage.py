@@ -40,15 +40,15 @@ _Result = TypeVar("_Result")
 
 _ETAGS = ("ETag", "etag", "e_tag", "blob_id", "md5Hash")
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
-# Protocols whose files appear while they are written, so they are written under another name first.
+# Protocols that show a file before it is complete, so it is written under another name first.
 _RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
 # Time-outs of an answer about a file, and of reading a small file or a range. Only asynchronous filesystems obey them.
 INFO_TIMEOUT_S, FILE_TIMEOUT_S = 30.0, 120.0
-# How often the version of a file is requested, since ranges are read without it.
+# Seconds until a file's version is requested again, since ranges are read without checking it.
 LOOK_AGAIN_S = 30.0
 # Ranges read at once, since each is held whole, and twice while its pieces are joined.
 RANGES_AT_ONCE = 16
-# The interval of empty pieces while a range is being read.
+# Seconds between empty pieces while a range is being read.
 PROGRESS_S = 5.0
 _PYARROW = "fsspec.implementations.arrow"
 

@@ -164,7 +164,7 @@ class LocalStorage:
         descriptor, status = open_regular(path)
         with open(descriptor, "rb") as file:
             try:
-                # Not simply `most_bytes`: a buffer of that size is allocated first.
+                # `read(most_bytes)` would first allocate a buffer of that size.
                 content = file.read(min(most_bytes, status.st_size) + 1)
             except OSError as exc:
                 raise _storage_error(path, exc) from None

@@ -203,12 +203,8 @@ async def decompress(
 ) -> int:
     """Decompress a shard on another thread while it arrives, and return its decompressed size in bytes.
 
-    At most a chunk of the body and 8 MiB of output are held.
-
-    Args:
-        body: the compressed shard; it is not closed here.
-        decompressor: a new one.
-        write: called, and awaited if need be, with each piece's offset in the decompressed shard, in order.
+    At most a chunk of the body, which is not closed here, and 8 MiB of output are held. `write` is called, and awaited
+    if need be, with each piece and its offset in the decompressed shard, in order.
 
     Raises:
         ShardFormatError: as `Decompressor.feed` and `finish`; bytes written before may be wrong.

@@ -150,7 +150,7 @@ class FeederLink:
         return self.options.pipeline(self.lanes, self._sampling.sampling)
 
     def begin(self, start: EpochStart) -> Connection:
-        """Request an epoch from the feeder, and return the connection to it."""
+        """Request an epoch, and return the connection to the feeder."""
         connection = self.connect()
         if self._traced:
             connection.send(Tracing(on=True))
@@ -216,13 +216,13 @@ class FeederLink:
                 self.disconnect()
 
     def _functions(self) -> list[object]:
-        """Return the options and all user functions, to detect a replaced one."""
+        """Return the options and all user functions, to detect replacements."""
         arguments = (self.options.decode, self.options.transform, *(own for _, own in self._own_transforms))
         nested = [each.values() if isinstance(each, Mapping) else (each,) for each in arguments]
         return [self.options, *chain.from_iterable(nested)]
 
     def count(self) -> tuple[int, ...]:
-        """Return each shard's number of samples. Until a pass has ended, this scans the shards without an index.
+        """Return each shard's number of samples. Unless known, scan shards without an index.
 
         Raises:
             LoaderClosedError: the loader was closed.
@@ -457,8 +457,8 @@ class Connection:
         configured: a `Configure` was sent.
         death: how the process ended, if it has died.
         owner: the id of the process that made the connection; in its forks the connection is closed.
-        counts: the number of samples of each shard, if the newest message states it.
-        messages: messages that have arrived, for `receive`.
+        counts: the number of samples of each shard, if the newest message has it.
+        messages: arrived, for `receive`.
         batches: announced batches with the identities of their epochs; None follows the last batch of an epoch. The
             batches of a pass that was left are released by the next pass.
     """
@@ -625,7 +625,9 @@ class Connection:
     def lease(self, slot: int) -> Bytes:
         """Return the memory of the next batch. Its slot is free once the last view is gone."""
         self._unacknowledged += 1
-        if self._unacknowledged >= self._acknowledge_after:  # a message for each batch would cost more than all else
+        if (
+            self._unacknowledged >= self._acknowledge_after
+        ):  # one message per batch would cost more than everything else
             self._flush()
         return self._slots.lease(slot)
 
@@ -803,7 +805,7 @@ class SkippedMembers:
 
 
 class OpenDataset:
-    """The base of datasets that are closed at the end of a `with` block, and know the names of their classes."""
+    """Base of datasets that close at the end of a `with` block, and know the names of their classes."""
 
     _listing: Listing
     _options: Options

@@ -150,8 +150,7 @@ def program_arguments() -> list[str]:
 def fork_worker(run: Callable[[int, int, int], NoReturn]) -> Child:
     """Fork a worker, which closes all other descriptors of this process, and dies with it.
 
-    Args:
-        run: called in the fork with the descriptors of socket, last words and progress.
+    `run` is called in the fork with the descriptors of socket, last words and progress.
     """
     parent, child = os.getpid(), Child()
     try:
