@@ -112,7 +112,7 @@ def test_a_server_that_is_killed_and_started_again(
     assert got == LABELS
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(f"{root}/plain/part")
-    assert f"no connection to {server.url}" in said or "the answer broke off" in said
+    assert "no connection to " in said or "the answer broke off" in said
     assert "retrying for up to" in said
 
 
