@@ -215,7 +215,7 @@ def _parse_header(head: bytes) -> NpyLayout:
         raise ValueError(f"the npy header has no valid fortran_order: {text[:80]!r}")
     if dtype.hasobject:
         raise ValueError(
-            f"the npy file holds Python objects (dtype {dtype}), which only pickle can read and which are refused; "
+            f"the npy file holds Python objects (dtype {dtype}), which are refused because only pickle reads them; "
             "store plain numbers, or pass a decoder for this field in decode={...}"
         )
     start = len(head)

@@ -346,7 +346,7 @@ def work_in_words(worker: WorkerActivity, tables: Dataset) -> str:
         work = "still starting: it imports the modules that the user's functions need"
     elif not isinstance(task, RowTask):
         counts = tables.counts.values
-        scanned = f"{int((counts >= 0).sum()):,} of {len(counts):,} shards are scanned; `streamload index` saves that"
+        scanned = f"{int((counts >= 0).sum()):,} of {len(counts):,} shards are scanned; `streamload index` avoids scans"
         work = f"scanning the shard {without_secrets(tables.url(task.shards[0]))!r} ({scanned})"
     elif worker.row < 0:
         work = "before or after the samples of a batch, as in collating"

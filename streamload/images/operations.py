@@ -421,7 +421,7 @@ class Normalize(_Operation):
             ) from None
         except (ValueError, KeyError, TypeError):
             raise ValueError(
-                f"{without_secrets(url)!r} was not written by `streamload stats --pixels`; run it again"
+                f"{without_secrets(url)!r} was not written by `streamload stats --pixels`; run that again"
             ) from None
         return cls(mean, std)
 
@@ -708,7 +708,7 @@ def check_size(operation: str, size: object, interpolation: str = "nearest") -> 
         height, width = map(as_python, both)
         if type(height) is int and type(width) is int and height > 0 and width > 0:
             return height, width
-    raise ValueError(f"{operation}: size must be a positive integer or (height, width) of two, not {size!r}")
+    raise ValueError(f"{operation}: size must be a positive integer or a pair (height, width), not {size!r}")
 
 
 def check_range(operation: str, name: str, value: tuple[float, float], limit: float) -> None:

@@ -291,7 +291,7 @@ class TableGroup:
                 if after - first != entry.samples or (total_bytes != entry.bytes and not compression_of(entry.name)):
                     raise _TableError(
                         f"{INDEX_FILE} has {counted(entry.samples, 'sample')} in {entry.bytes} bytes for the shard "
-                        f"{entry.name!r}, but its table {after - first} in {total_bytes}"
+                        f"{entry.name!r}, but its table has {after - first} in {total_bytes}"
                     )
             return [(run, number) for number in range(len(self.shards))]
         except _TableError as exc:

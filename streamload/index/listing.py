@@ -42,8 +42,8 @@ _ADVICE = {
     SHARDIFY: "a `shardify` or `streamload map` (or `pack`, `map_shards`) into this folder was interrupted, or "
     "is still running; run it again with --resume (resume=True) to go on, or with --overwrite (overwrite=True) to "
     "start over",
-    SHARD_WRITER: "a ShardWriter was interrupted, or is still running; write them again with overwrite=True, or remove "
-    "the folder",
+    SHARD_WRITER: "a ShardWriter was interrupted, or is still running; write the shards again with overwrite=True, or "
+    "remove the folder",
 }
 # Maximum number of subfolders to inspect: in a bucket each costs a request, and an ImageFolder may have thousands.
 _MOST_SUBFOLDERS = 16

@@ -252,7 +252,7 @@ def change_list(folder: Path, *path: str | int, value: Any) -> DatasetIndex:
 def test_a_table_that_is_not_of_its_entry_is_refused(tmp_path: Path) -> None:
     write_index(str(tmp_path), [entry_of("a.tar", 1), entry_of("b.tar", 2)])
     index = change_list(tmp_path, "shards", "samples", value=[2, 1])
-    with pytest.raises(DatasetIndexError, match=r"2 samples in .* 'a.tar', but its table 1 in ") as caught:
+    with pytest.raises(DatasetIndexError, match=r"2 samples in .* 'a.tar', but its table has 1 in ") as caught:
         table_in(index, "a.tar")
     assert caught.value.url == str(table_file(tmp_path))
 
