@@ -21,7 +21,7 @@ ReadColumns = Callable[[Sequence[str]], Mapping[str, NDArray[Any]]]
 ReadNames = Callable[[], Sequence[str] | None]
 _Columns = Mapping[str, NDArray[Any]]
 
-# The column of numbers in [0, 1) derived from keys; `fraction(7)` is another one, with the seed 7.
+# The column of numbers in [0, 1) derived from keys; `fraction(7)` derives others, with the seed 7.
 FRACTION = "fraction"
 CLASS_NAME = "class_name"
 
@@ -47,13 +47,13 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
 }
 _GRAMMAR = (
-    'it is made of columns (`aesthetic`), `key`, `label`, `class_name`, `fraction`, `size.jpg`, "txt" for samples that '
-    "have the field txt, numbers, strings, + - * / // %, < <= > >= == (not =) != in, and, or, not"
+    'a condition is made of columns (`aesthetic`), `key`, `label`, `class_name`, `fraction`, `size.jpg`, "txt" for '
+    "samples that have the field txt, numbers, strings, + - * / // %, < <= > >= == (not =) != in, and, or, not"
 )
 
 
 class Selection:
-    """The samples that a `where=` selects: parsed at once, applied to a dataset's columns by `select`.
+    """Parse `where=` at once; `select` applies it to a dataset's columns.
 
     Attributes:
         where: as for `StreamLoader`; None selects all samples.
@@ -97,7 +97,7 @@ class Selection:
                 shown = listed(sorted(missing)[:_SHOWN_KEYS])
                 raise ValueError(
                     f"where= has {counted(len(missing), 'key')} that no sample has, such as {shown}; a sample's key is "
-                    "its name in the shard up to the first dot, with folders"
+                    "the name of its files up to the first dot, with folders"
                 )
         if not selected.any():
             raise ValueError(f"where={self.where!r} selects none of {counted(len(selected), 'sample')}")
@@ -123,12 +123,12 @@ def _keys_of(where: os.PathLike[str] | Iterable[str]) -> frozenset[str]:
     else:
         raise TypeError(f"where={where!r} must be a condition such as 'size.jpg < 1_000_000', a function, or keys")
     if not keys:
-        raise ValueError("where= has no keys; leave it out for all samples")
+        raise ValueError("where= has no keys; leave it out to select all samples")
     return keys
 
 
 class ColumnsOf:
-    """A dataset's columns by name, each read when it is first looked up. A function as `where=` gets this.
+    """Read a dataset's columns when they are first looked up by name. Passed to functions given as `where=`.
 
     Args:
         read: returns columns of the index by their names.
@@ -166,7 +166,7 @@ class ColumnsOf:
                 self.columns[name] = _fractions(self.columns[KEY_HASH], int(name.partition(".")[2] or 0))
 
     def check_classes(self, names: Iterable[str]) -> None:
-        """Raise ValueError for a class that is not in `classes.json`, with similar names."""
+        """Raise ValueError, which suggests similar names, for a class that is not in `classes.json`."""
         for name in names:
             known = self._class_names() or ()
             if name not in known:
@@ -244,7 +244,7 @@ class Expression:
         return ValueError(f"where={self._text!r}: `{ast.unparse(node)}` {why}; {_GRAMMAR}")
 
     def _condition(self, node: ast.expr) -> tuple[Any, Any]:
-        """Return masks of the rows for which a condition is true, and false; it is neither for a missing number."""
+        """Return masks of the rows for which a condition is true, and false; a missing number is in neither mask."""
         match node:
             case ast.BoolOp(op=operation, values=values):
                 true, false = zip(*map(self._condition, values), strict=True)
@@ -278,7 +278,7 @@ class Expression:
                     raise self._refused(node, "is not a list; write `in (1, 2)`")
                 constants = [self._value(each) for each in node.elts]
                 if any(np.ndim(each) for each in constants):
-                    raise self._refused(node, "has columns; a list may have numbers and strings only")
+                    raise self._refused(node, "contains columns; a list may contain only numbers and strings")
                 _check_alike(node, value, *constants)
                 met = np.isin(value, constants, invert=isinstance(operation, ast.NotIn))
             elif type(operation) in _COMPARISONS:
@@ -300,7 +300,7 @@ class Expression:
                 return -self._value(operand)
             case ast.Constant(value=bool() | int() | float() | str() as constant):
                 if isinstance(constant, int) and abs(constant) > _MOST_INT64:
-                    constant = float(min(constant, _HUGE))  # which an array can hold
+                    constant = float(min(constant, _HUGE))  # an array can hold this
                 return np.asarray(constant)
         name = _name(node)
         if name is None:
@@ -309,7 +309,7 @@ class Expression:
 
 
 class _Recorder(dict[str, NDArray[Any]]):
-    """Columns without rows, created at their first use, to record the names that a condition looks up."""
+    """Create empty columns on demand, to record the names that a condition looks up."""
 
     def __missing__(self, name: str) -> NDArray[Any]:
         self[name] = np.empty(0, object)

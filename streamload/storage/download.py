@@ -1,4 +1,4 @@
-"""The one policy of retries, and the download of a range of a shard."""
+"""Retry requests by one policy, and download ranges of shards."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from streamload.text import counted
 
 _Result = TypeVar("_Result")
 
-# Maximum failures in a row of kinds that are often permanent: a place that has never answered probably has another
-# address, a server without ranges never serves them, and credentials are read again only once.
+# Maximum number of consecutive failures of kinds that are often permanent: the address of a place that never answered
+# is probably wrong, a server without ranges never serves them, and credentials are read again only once.
 _TRIES: dict[type[StorageError], int] = {NoConnectionError: 3, WholeAnswerError: 5, ExpiredCredentialsError: 2}
 
-# A request that takes longer than the whole time-out is repeated once: it may have been in progress, as the listing of
-# a large bucket.
+# Even after the whole time-out a request is repeated once: it may have been making progress without sending a byte, as
+# the listing of a large bucket does.
 _LEAST_TRIES = 2
 
-# The longest `Retry-After` that is obeyed.
+# Maximum `Retry-After` that is obeyed.
 _MOST_RETRY_AFTER_S = 60.0
 
 # Not the global generator, which belongs to the user if everything runs in the caller's process.
@@ -37,14 +37,14 @@ _log = logging.getLogger("streamload")
 
 
 class RetryPolicy(NamedTuple):
-    """Limits of retries; a slow request that progresses goes on.
+    """Limits of retries. A slow request that makes progress is not retried.
 
     Attributes:
         stall_timeout_s: time without a byte until a request is repeated.
-        give_up_timeout_s: time without a byte over all tries until it has failed.
-        tries: maximum requests in a row without a byte; None for any number.
-        first_backoff_s: longest wait after the first failure; it doubles with each.
-        most_backoff_s: longest wait of all.
+        give_up_timeout_s: time without a byte, over all tries, until the request fails.
+        tries: maximum number of consecutive requests without a byte; None for any number.
+        first_backoff_s: maximum wait after the first failure; it doubles with each further one.
+        most_backoff_s: maximum wait after any failure.
         warn_after_s: time without a byte from a host or bucket until a warning.
     """
 
@@ -73,7 +73,7 @@ class Retries:
         self._places: dict[str, _Place] = {}
 
     def begin(self, url: str, clock: Callable[[], float] = monotonic, *, reached: bool = False) -> Attempts:
-        """Return the attempts at a new request; `reached`: its host or bucket has answered before."""
+        """Return the attempts at a new request; with `reached`, its host or bucket has answered before."""
         place = self._places.setdefault(place_of(url), _Place())
         place.reached |= reached
         return Attempts(self.policy, place, url, clock)
@@ -119,8 +119,8 @@ class Attempts:
     def wait_s(self, error: StorageError) -> float | None:
         """Return the seconds to wait before the next try, or None to give up.
 
-        The longest wait doubles with each failure, and at random up to half of it is left out, so that clients come
-        back apart. A `Retry-After` of up to a minute is added.
+        The wait doubles with each failure, less a random part of up to half, so that clients do not retry together. A
+        `Retry-After` of up to a minute is added.
         """
         self.failures.append(error)
         count = len(self.failures)
@@ -153,9 +153,9 @@ class Attempts:
 
 @dataclass(slots=True)
 class Pin:
-    """Size and etag of a shard, by the listing or the first answer; later answers must agree.
+    """Size and etag of a shard, from the listing or the first answer; later answers must agree.
 
-    `indexed`: they come from an index, which may be older than the shard.
+    If `indexed`, they come from an index, which may be older than the shard.
     """
 
     total_bytes: int | None = None
@@ -188,7 +188,7 @@ class RequestCounts:
         throttled: requests refused because there were too many.
         broken: requests that failed otherwise, also in the middle of a body.
         answered: requests whose answer has begun.
-        answer_s: seconds from these requests to their first bytes.
+        answer_s: total seconds from these requests to their first bytes.
     """
 
     requests: int = 0
@@ -228,9 +228,9 @@ async def download(
         The end of the written bytes: `end`, or the shard's.
 
     Raises:
-        ShardChangedError: an answer is of another version than the pinned one.
+        ShardChangedError: an answer's version differs from the pinned one.
         ShardNotFoundError: there is no such shard.
-        StorageError: it cannot be read, an answer is too long, or the shard ends before `start`.
+        StorageError: the shard cannot be read or ends before `start`, or an answer is too long.
     """
     retries, counts = retries or Retries(), counts or RequestCounts()
     clock = asyncio.get_running_loop().time
@@ -240,7 +240,7 @@ async def download(
         stop = end if pin.total_bytes is None else min(end, pin.total_bytes)
         if position >= stop:
             if position == start > 0:
-                raise StorageError(f"bytes from {position} on were requested, and the shard has {stop}", url=url)
+                raise StorageError(f"bytes from {position} on were requested, but the shard has {stop}", url=url)
             return stop
         counts.requests += 1
         before, sent_s = position, clock()
@@ -263,14 +263,14 @@ async def download(
 
 
 async def read_range(storage: Storage, url: str, start: int, end: int, *, pin: Pin, retries: Retries) -> bytes:
-    """Fetch some bytes of a shard, fewer if it ends before; see `download`."""
+    """Fetch and return the bytes `[start, end)` of a shard as `download` does; fewer if the shard ends first."""
     content = bytearray()
     await download(storage, url, start, end, lambda _, piece: content.extend(piece), pin=pin, retries=retries)
     return bytes(content)
 
 
 class _StalledError(TransientStorageError):
-    """No byte came in time."""
+    """No byte arrived in time."""
 
 
 async def _answer(
@@ -297,8 +297,8 @@ async def _answer(
                 position += len(piece)
                 if position > stop:
                     raise StorageError(
-                        f"the answer to a request for bytes up to {stop} holds more than that; the server, or a proxy "
-                        "before it, does not keep to ranges",
+                        f"the answer to a request for bytes up to {stop} holds more; the server, or a proxy in "
+                        "front of it, does not respect ranges",
                         url=url,
                     )
                 deadline.reschedule(clock() + stall_timeout_s)
@@ -323,7 +323,7 @@ async def _open(storage: Storage, url: str, start: int, end: int, pin: Pin) -> R
     try:
         return await storage.open_range(url, start, end, etag=pin.etag)
     except ShardChangedError:
-        # A refusal does not name the present size, and does not know of the index.
+        # A refusal does not tell the current size, which `check` needs to explain the change.
         with suppress(TransientStorageError):
             body = await storage.open_range(url, 0, 1, etag=None)
             await body.aclose()
@@ -341,7 +341,7 @@ def _given_up(url: str, offset: int, attempts: Attempts, spent_s: float) -> Stor
         advice = "use fewer ranks at once, or ask for a higher rate limit"
     elif isinstance(last, _StalledError):
         advice = "check the network, the endpoint and whether the server is overloaded"
-    what = f"cannot be read: {in_a_row} brought no byte, over {spent_s:.1f} s (the last: {last.message})"
+    what = f"cannot be read: {in_a_row} received no byte, over {spent_s:.1f} s (the last: {last.message})"
     return StorageError(f"{what}; {advice}", url=url, offset=offset)
 
 

@@ -1,4 +1,4 @@
-"""Make errors of a storage's answers: one table of answers with advice, and how each library states them."""
+"""Turn a storage's answers into errors with advice, and recognize the answers in each library's exceptions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class WholeAnswerError(TransientStorageError):
 _Kind = Callable[..., StorageError]
 _Answer = str | int
 
-# By HTTP status, the storage's own code, or a word of the tables below.
+# By HTTP status, by the storage's own code, or by a word of the tables below.
 _ANSWERS: dict[_Answer, tuple[_Kind, str]] = {}
 
 
@@ -90,16 +90,16 @@ _row(
 _row(TransientStorageError, "the storage failed ({shown}); try again later", *_FAILED)
 _row(TransientStorageError, "the storage did not answer in time; try again later", "timeout")
 _row(TransientStorageError, "the answer broke off; try again later", "broken")
-_row(TransientStorageError, "the server sent another part than was requested; try again later", "other part")
+_row(TransientStorageError, "the server sent a part that was not requested; try again later", "other part")
 _row(
     WholeAnswerError,
-    "this server does not serve parts of files (it sent a whole one); use another one (nginx, caddy, rclone serve), or "
+    "this server does not serve parts of files (it sent a whole one); use another (nginx, caddy, rclone serve), or "
     "copy the shards to a disk",
     "whole",
 )
 _row(
     StorageError,
-    "the storage does not say how long the whole file is, so a broken answer cannot be told from a whole one; use a "
+    "the storage does not say how long the whole file is, so a cut answer cannot be told from a complete one; use a "
     "server that sends Content-Length, or copy the file",
     "unknown length",
 )
@@ -124,11 +124,11 @@ _HOST = re.compile(r"https?://[^\s/?#\"',)]+")
 def answer_error(url: str, answer: _Answer | None, code: str | None = None, details: str = "") -> StorageError:
     """Make the error for an HTTP status or a word of the table, and the storage's own code.
 
-    `details` may hold the address that was requested, of which the message shows the host.
+    `details` may hold the address that was requested; the message shows its host.
     """
     host = _HOST.search(without_secrets(details))
     code = code if code is not None and _PLAIN_CODE.match(code) else None
-    refused: tuple[_Kind, str] = (StorageError, "the storage refused this ({shown}); check the url and storage_options")
+    refused: tuple[_Kind, str] = (StorageError, "the request was refused ({shown}); check the url and storage_options")
     otherwise = _ANSWERS[500] if isinstance(answer, int) and answer >= 500 else refused
     kind, message = _ANSWERS.get(code or "") or _ANSWERS.get(answer or "") or otherwise
     protocol = protocol_of(url)
@@ -145,7 +145,7 @@ def answer_error(url: str, answer: _Answer | None, code: str | None = None, deta
 
 
 def parse_retry_after(value: object) -> float | None:
-    """Return the seconds of a `Retry-After` header, a number or a date; None for neither."""
+    """Return the seconds in a `Retry-After` header, a number or a date; None for anything else."""
     if not isinstance(value, str):
         return None
     if value.strip().isdecimal():
@@ -241,7 +241,7 @@ def fsspec_error(url: str, exc: Exception) -> StorageError:
 
 
 def _response_of(exc: BaseException) -> tuple[int | None, str | None, object]:
-    """Return status, code and `Retry-After`, of aiohttp, requests, httpx or botocore."""
+    """Return the status, code and `Retry-After` in an exception of aiohttp, requests, httpx or botocore."""
     response = getattr(exc, "response", None)
     if isinstance(response, Mapping):
         code = response.get("Error", {}).get("Code")
@@ -278,11 +278,11 @@ def missing_error(url: str, name: str, names: Iterable[str], folder: str) -> Sha
 def check_small(url: str, size_bytes: int, most_bytes: int) -> None:
     """Raise StorageError for a file that is too large."""
     if size_bytes > most_bytes:
-        raise StorageError(f"this has more than {most_bytes:,} bytes, so it is not what it should be", url=url)
+        raise StorageError(f"the file has more than {most_bytes:,} bytes, which is too many for its kind", url=url)
 
 
 def check_length(url: str, content: bytes, wanted_bytes: int, total_bytes: int) -> None:
-    """Raise TransientStorageError for an answer that is not as long as the request."""
+    """Raise TransientStorageError for an answer shorter or longer than requested."""
     if len(content) != wanted_bytes:
         raise answer_error(url, "whole" if len(content) == total_bytes > wanted_bytes else "other part")
 
@@ -295,5 +295,5 @@ def close_matches(name: str, names: Iterable[str], folder: str) -> str:
         advice = f"did you mean {' or '.join(map(repr, close))}?"
         return f"{advice} If it is from a range in braces, check the range" if re.search(r"\d", name) else advice
     if not known:
-        return f"nothing lies in {without_secrets(folder)!r}; check the path"
-    return f"nothing in {without_secrets(folder)!r} has a name like this"
+        return f"there is nothing in {without_secrets(folder)!r}; check the path"
+    return f"nothing in {without_secrets(folder)!r} has a similar name"

@@ -53,7 +53,7 @@ from streamload.text import counted
 
 _Result = TypeVar("_Result")
 
-# How obstore repeats a write, or a part of a large one. Our own policy counts all of its repetitions as one try.
+# How obstore retries a write, or a part of a large one. Our own policy counts all of these as one try.
 RETRY: dict[str, Any] = {
     "max_retries": 10,
     "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2), "base": 2},
@@ -67,8 +67,8 @@ _CLIENT: dict[str, Any] = {"timeout": "24h", "read_timeout": "30s", "connect_tim
 # -- options ---------------------------------------------------------------------------------------------------------
 
 _STORES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
-# Obstore's names of the options that fsspec's filesystems and their clients name otherwise. Of S3's two names of the
-# endpoint, only this one overrides the variables of the environment.
+# Obstore's names for options that fsspec's filesystems and their clients name differently. Of S3's two names for the
+# endpoint, only this one overrides environment variables.
 _ALIASES: dict[str, dict[str, str]] = {
     "s3": {
         "key": "access_key_id",
@@ -99,7 +99,7 @@ class ObjectOptions:
 def object_options(protocol: str, options: Mapping[str, Any]) -> ObjectOptions:
     """Translate the options of one protocol for obstore. Messages show no values, which may be secrets.
 
-    Raises TypeError for a value of the wrong kind, ValueError for an unknown option or a value that cannot be right.
+    Raises TypeError for a value of the wrong type, ValueError for an unknown option or an impossible value.
     """
     family = FAMILY[protocol]
     for name in ("client_kwargs", "client_options", "headers"):
@@ -115,7 +115,7 @@ def object_options(protocol: str, options: Mapping[str, Any]) -> ObjectOptions:
     client |= {"default_headers": dict(headers)} if headers else {}
     if isinstance(verify, str):
         if not os.path.isfile(verify):
-            what = f"storage_options['client_kwargs']['verify'] is {verify!r}, and there is no such file"
+            what = f"storage_options['client_kwargs']['verify'] is {verify!r}, but there is no such file"
             raise ValueError(f"{what}; give the path of a file with certificates (PEM), or False")
         client["root_certificate"] = Path(verify).read_bytes()
     elif not verify:
@@ -143,8 +143,8 @@ def _own_name(protocol: str, family: str, name: str) -> str:
         known = ["client_kwargs", "client_options", "headers", *aliases, *aliases.values()]
         close = difflib.get_close_matches(name, known, 1, cutoff=0.0)[0]
         raise ValueError(
-            f"storage_options names {name!r}, which {protocol}:// does not know; did you mean {close!r}? Options of an "
-            "fsspec filesystem need one: filesystem=fsspec.filesystem(...)"
+            f"storage_options names {name!r}, which {protocol}:// does not know; did you mean {close!r}? If it is an "
+            "option of an fsspec filesystem, pass that: filesystem=fsspec.filesystem(...)"
         ) from None
     except BaseError:  # more settings would be needed
         pass
@@ -176,7 +176,7 @@ def locate(url: str) -> tuple[str, str]:
     if protocol in WEB:
         path, mark, query = key.partition("?")
         return f"{root}{mark}{query}", unquote(path)
-    if key.startswith("/"):  # obstore would leave out the slash, and read what may be another object
+    if key.startswith("/"):  # obstore would drop the slash, and perhaps read another object
         raise StorageError("the key begins with a slash; name the object without it", url=url)
     return root, key
 
@@ -205,7 +205,7 @@ def make_store(root: str, options: ObjectOptions, *, retries: bool) -> Any:
 
 
 def _without_login(root: str, headers: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
-    """Turn the login in a web address into a header, which other hosts do not get."""
+    """Turn the login in a web address into a header, which is left out on redirects."""
     protocol, _, place = root.partition("://")
     host, slash, query = place.partition("/")
     login, at, host = host.rpartition("@")
@@ -217,7 +217,7 @@ def _without_login(root: str, headers: Mapping[str, str]) -> tuple[str, Mapping[
 
 
 def _aws_credentials(root: str, options: ObjectOptions) -> Any:
-    """Return the provider of credentials from `~/.aws`; None if obstore finds others."""
+    """Return the provider of credentials from `~/.aws`; None if obstore is to find credentials itself."""
     files = [("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), ("AWS_CONFIG_FILE", "~/.aws/config")]
     profile = options.profile or os.environ.get("AWS_PROFILE")
     exists = any(os.path.exists(os.path.expanduser(os.environ.get(name) or path)) for name, path in files)
@@ -239,28 +239,28 @@ def _aws_credentials(root: str, options: ObjectOptions) -> Any:
         raise StorageError(
             f"there is no profile {profile!r} (of storage_options or AWS_PROFILE): {exc}", url=root
         ) from None
-    # Shorter than the quarter of an hour by which botocore renews credentials before they expire.
+    # Shorter than 15 minutes: botocore renews credentials that long before they expire.
     return Boto3CredentialProvider(session, ttl=timedelta(minutes=5)) if session.get_credentials() else None
 
 
 # -- the storage -----------------------------------------------------------------------------------------------------
 
-# Obstore gathers pieces of this size: passing on each costs as much as copying 100 kB.
+# Obstore gathers pieces of this size: passing one on costs as much as copying 100 kB.
 _PIECE_BYTES = 512 << 10
 # An object changed more recently may change again within the same second, and some servers always answer "now".
 _RESOLVED_S = 60.0
-# A signed url has a store of its own.
+# Each signed url has a store of its own.
 _MOST_STORES = 64
 _SIGNED_FOR = timedelta(hours=1)
 # The time-out of requests that are sent without obstore.
 _SILENT_S = 10.0
 
-# The process that has used obstore; its threads are missing in a fork.
+# The process that has used obstore; a fork lacks obstore's threads.
 _used_by: set[int] = set()
 
 
 def _version(meta: Mapping[str, Any]) -> str | None:
-    """Return an ETag, or a weak one of time and size; None if the time is unknown or too recent."""
+    """Return the ETag, or a weak one made of time and size; None if the time is unknown or too recent."""
     etag, changed = meta["e_tag"], meta["last_modified"]
     if etag is not None or changed is None:
         return quoted(etag)
@@ -279,7 +279,7 @@ class ObjectStorage:
     """Store objects by `s3://bucket/key`, `gs://bucket/key`, `az://container/key` or `https://host/path`.
 
     Each bucket or host has two obstore stores. The one for writing retries by itself, since only it can repeat a part
-    of a large object. Expired credentials make new stores.
+    of a large object. Stores are replaced if credentials expire.
     """
 
     def __init__(self, options: ObjectOptions, retries: Retries | None = None) -> None:
@@ -363,7 +363,7 @@ class ObjectStorage:
         if etag is not None and not etag.startswith("W/"):  # a weak one never matches
             options["if_match"] = quoted(etag)
         try:
-            # No local name for the store: an error that is kept would keep it, and its connections.
+            # The store gets no local name: a kept error would keep it alive, with its connections.
             result = await self._tracked(obstore.get_async(self._store(root), key, options=options))
         except (BaseError, OSError, ValueError) as exc:
             error = errors.obstore_error(url, exc)
@@ -383,7 +383,7 @@ class ObjectStorage:
         return RangeBody(total_bytes, _version(result.meta), self._pieces(url, root, result, result.range[1] - start))
 
     async def _pieces(self, url: str, root: str, result: Any, range_bytes: int) -> AsyncGenerator[bytes, None]:
-        """Yield the body of an answer; after a broken answer, in small pieces that count as progress."""
+        """Yield the body of an answer; if the last one broke off, in small pieces, so that each counts as progress."""
         left, stream = range_bytes, result.stream(min_chunk_size=1 if root in self._broken else _PIECE_BYTES)
         del result
         try:
@@ -397,7 +397,7 @@ class ObjectStorage:
             if left:
                 raise TransientStorageError(f"the answer ended {counted(left, 'byte')} early", url=url) from None
         except (BaseError, OSError) as exc:
-            # Transient, whatever it was: if the cause is permanent, the next request fails with it.
+            # Always transient: if the cause is permanent, the next request fails with it.
             error = errors.obstore_error(url, exc)
             raise (error if isinstance(error, TransientStorageError) else errors.answer_error(url, "broken")) from None
         finally:
@@ -462,8 +462,8 @@ class ObjectStorage:
         process = os.getpid()
         if _used_by - {process}:
             raise StorageError(
-                "this process was forked from one that has used a storage, and would wait forever here; start it by "
-                "spawn",
+                "this process was forked from one that has used a storage, and would wait forever here; start it with "
+                "the spawn method",
                 url=root,
             )
         _used_by.add(process)
@@ -486,17 +486,17 @@ class ObjectStorage:
                 error = exc if isinstance(exc, StorageError) else errors.obstore_error(url, exc)
                 raise self._handled(url, error) from None
             finally:
-                del store  # an error that is kept would keep its connections
+                del store  # a kept error would keep its connections
 
         return self._retries.repeat(url, once)
 
     def _handled(self, url: str, error: StorageError) -> StorageError:
-        """Drop the stores of expired credentials; ask a storage that throttles for its `Retry-After`."""
+        """Drop all stores if credentials expired; ask a throttling storage for its `Retry-After`. Return the error."""
         if isinstance(error, errors.ExpiredCredentialsError):
             with self._lock:
                 self._stores.clear()
         if isinstance(error, TransientStorageError) and error.throttled:
-            with self._pausing:  # one more request for all that are refused together
+            with self._pausing:  # one extra request for all requests refused together
                 place = place_of(url)
                 asked_s, until_s = self._pauses.get(place, (-math.inf, 0.0))
                 if time.monotonic() > max(asked_s + 1.0, until_s):
@@ -506,7 +506,7 @@ class ObjectStorage:
         return error
 
     def _retry_after_s(self, url: str) -> float:
-        """Return the `Retry-After`, which obstore does not show, by one more request; 0 for none."""
+        """Request the `Retry-After`, which obstore does not expose; return 0 if there is none."""
         try:
             if self._web or self._signs:
                 self._send(url, "bytes=0-0").close()

@@ -1,4 +1,4 @@
-"""Urls, versions and patterns: the values that all storages share."""
+"""Define the values that all storages share: urls, versions and patterns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from streamload.storage.local_files import LocalStorage
     from streamload.storage.object_storage import ObjectStorage
 
-UNKNOWN_BYTES = -1  # the size of a shard that is not known without a request for it
+UNKNOWN_BYTES = -1  # stands for a size that only a request would tell
 
 _GLOB = re.compile(r"[*?\[]")
 _IPV6_HOST = re.compile(r"://(?:[^/]*@)?\[[^\[\]/]*\]")
@@ -69,15 +69,15 @@ class RangeBody:
 # - info(url): size and version of a shard, or ShardNotFoundError.
 # - absolute(url): the url that does not depend on the working directory.
 # - list(pattern, folders=): files (or folders) by a glob of `*`, `?`, `[...]`, sorted by url. `**` as a whole component
-#   matches any number of folders, also none. Only components that begin with a dot match names that do.
+#   matches any number of folders, even none. Only components that begin with a dot match names that do.
 # - is_folder(url): True if something lies below the url.
 # - read_bytes(url, most_bytes=): a small file whole; a larger one is an error.
 # - open_range(url, start, end, etag=): the bytes from `start` to `end` (exclusive; None for the rest; cut at the
 #   object's end). ShardChangedError if the object is too short for `start` (only an empty object has an empty range),
-#   or if the storage finds that it is not the version of `etag`; the caller compares the answer's version all the same.
+#   or if the storage finds that its version is not `etag`; the caller compares the answer's version anyway.
 #   TransientStorageError if a retry may succeed.
 # - write(url, source): a file whole or not at all, from bytes or from a local file given by its path.
-# - delete(url): a missing file is no error.
+# - delete(url): a missing file is not an error.
 # - aclose(): close the connections that the running loop has opened; later reads open new ones.
 Storage: TypeAlias = "LocalStorage | ObjectStorage | FilesystemStorage"
 
@@ -86,7 +86,7 @@ Storage: TypeAlias = "LocalStorage | ObjectStorage | FilesystemStorage"
 
 WEB = ("http", "https")
 FAMILY = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "az", "abfss": "az", "adl": "az"}
-"""The kind of object store by the protocol; others are fsspec's."""
+"""The kind of object store by protocol; fsspec handles all other protocols."""
 
 FAMILY |= dict.fromkeys(WEB, "http")
 
@@ -135,13 +135,13 @@ def same_etag(one: str | None, other: str | None) -> bool:
 # -- patterns ------------------------------------------------------------------------------------------------------
 
 ANY_FOLDERS = "**"
-"""As a whole component; within a component it means the same as `*`."""
+"""Matches any number of folders as a whole component; within a component it means `*`."""
 
 _DEEPEST = 32
 
 
 class Entry(NamedTuple):
-    """A file or folder: its path as the storage writes it, and the storage's own data on it."""
+    """A file or folder: the path as the storage writes it, and the storage's own metadata."""
 
     path: str
     is_folder: bool
@@ -186,14 +186,14 @@ def find_entries(
     fits = [re.compile(("" if step.startswith(".") else r"(?!\.)") + translate(step)).match for step in steps]
 
     def walk(folder: str, at: set[int], depth: int) -> Iterator[Entry]:
-        """Yield the matches below a folder, whose names may match the steps `at`, or the steps after a `**` in `at`."""
+        """Yield the matches below a folder; names in it may match a step in `at`, or the step after a `**` in `at`."""
         if depth > _DEEPEST:
             raise StorageError(
                 f"more than {_DEEPEST} folders are nested here, so a link probably leads back to its own folder; "
                 "name the folders without `**`",
                 url=folder,
             )
-        if len(at) == 1 and not is_pattern(step := steps[min(at)]) and min(at) + 1 < len(steps):  # not listed
+        if len(at) == 1 and not is_pattern(step := steps[min(at)]) and min(at) + 1 < len(steps):  # needs no listing
             yield from walk(f"{folder}/{step}" if folder else step, {min(at) + 1}, depth)
             return
         any_folders = {number for number in at if steps[number] == ANY_FOLDERS}

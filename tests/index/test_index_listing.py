@@ -54,7 +54,7 @@ def test_a_missing_shard_comes_with_advice(tmp_path: Path) -> None:
     touch(tmp_path, "train-000001.tar", "other")
     storage = LocalStorage()
     for name, says in (
-        ("zzz", r"nothing in .* has a name like this"),
+        ("zzz", r"nothing in .* has a similar name"),
         ("no/a.tar", r"folder .*/no' does not exist"),
         ("other/a.tar", r"folder .*/other' does not exist"),
     ):

@@ -108,7 +108,7 @@ def test_the_name_of_a_folder_may_be_mistyped(bucket: Path, either: Storages) ->
         said = refusal(url, either)
         assert said == f"no such shard or folder: did you mean 'train'? (at 's3://{bucket.name}/trian')"
     said = refusal(f"s3://{bucket.name}/trian/shard0-000000.tar", either)
-    assert f"nothing lies in 's3://{bucket.name}/trian'" in said
+    assert f"there is nothing in 's3://{bucket.name}/trian'" in said
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def checked_labels(loader: StreamLoader) -> Iterator[int]:
 def test_a_server_that_never_answers(server: FaultServer, tmp_path: Path) -> None:
     with loader_of(server, "plain", cache_dir=tmp_path) as loader:
         server.play(Script(silent_share=1.0))
-        with pytest.raises(StorageError, match=r"requests in a row brought no byte.*no byte for") as caught:
+        with pytest.raises(StorageError, match=r"requests in a row received no byte.*no byte for") as caught:
             list(checked_labels(loader))
         assert caught.value.url is not None
         assert caught.value.url.startswith(f"{server.url}/plain/")

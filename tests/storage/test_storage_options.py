@@ -30,7 +30,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("s3", {"key": b"secret-one"}, TypeError, r"storage_options\['key'\] must be a string, not bytes$"),
     ("s3", {"client_kwargs": 5}, TypeError, r"storage_options\['client_kwargs'\] must be a dict"),
     ("s3", {"client_kwargs": {"region_name": 5}}, TypeError, r"\['client_kwargs'\]\['region_name'\] must be a string"),
-    ("s3", {"client_kwargs": {"verify": "/no/such.pem"}}, ValueError, r"'/no/such\.pem', and there is no such file"),
+    ("s3", {"client_kwargs": {"verify": "/no/such.pem"}}, ValueError, r"'/no/such\.pem', but there is no such file"),
     ("s3", {1: "x"}, TypeError, "storage_options has the key 1"),
     ("gs", {"token": {"type": "service_account"}}, TypeError, r"storage_options\['token'\] must be a string, not dict"),
     ("http", {"headers": {"a": 5}}, TypeError, r"storage_options\['headers'\]\['a'\] must be a string"),

@@ -230,6 +230,6 @@ async def test_a_range_may_take_long_on_a_slow_link_but_not_for_ever(
         assert SilentFilesystem.requested.count("cat_file") == 1
         assert fetched == [b"123456789"]
     else:
-        with pytest.raises(StorageError, match="2 requests in a row brought no byte"):
+        with pytest.raises(StorageError, match="2 requests in a row received no byte"):
             await fetch()
         assert SilentFilesystem.requested.count("cat_file") == 2
