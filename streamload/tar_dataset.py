@@ -202,8 +202,8 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
 
     Sample i is the i-th of the concatenated shards, in the order of `StreamLoader(urls)` without shuffle, and has the
     loader's value. Use it with torch's `DataLoader`, samplers, `Subset`, `random_split` and `ConcatDataset`, or in a
-    notebook. To iterate over all samples, `StreamLoader` reads in larger pieces, decodes in its own processes, and can
-    be resumed.
+    notebook. To iterate over all samples, prefer `StreamLoader`: it reads larger pieces, decodes in its own processes,
+    and can be resumed.
 
     Each process opens shards at its first sample, so a dataset can be forked, and pickled even with functions that
     pickle cannot handle, such as lambdas. It is thread-safe. If a subclass overrides `__getitem__`, each sample is read
@@ -223,7 +223,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         filesystem: an fsspec filesystem to read everything with: `urls` and `index` are its paths, or urls of its own
             protocol; others are refused.
         verify: check every field against the checksum in the index.
-        where: the samples of the dataset, numbered anew; as for `StreamLoader`.
+        where: the samples to select, numbered from 0; as for `StreamLoader`.
         join: sidecars with more fields of the samples; as for `StreamLoader`.
 
     Raises:
@@ -378,7 +378,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         numbers = np.fromiter(map(operator.index, indices), np.int64, len(indices))
         wrong = numbers[(numbers < -len(self)) | (numbers >= len(self))]
         if len(wrong):
-            raise IndexError(f"sample {wrong[0]} is out of range: the dataset has {len(self)}")
+            raise IndexError(f"sample {wrong[0]} is out of range: the dataset has {counted(len(self), 'sample')}")
         numbers = np.where(numbers < 0, numbers + len(self), numbers)
         return numbers if self._selected is None else self._selected[numbers]
 

@@ -36,7 +36,7 @@ class Totals(dict[str, float]):
 
 
 class TimeIntegral:
-    """Integrate a changing number over time. The difference of two integrals gives the mean in between."""
+    """Integrate a changing number over time, for its mean between two calls of `now`."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
@@ -59,7 +59,7 @@ class Event(NamedTuple):
     """A span of time in a trace.
 
     Attributes:
-        kind: "step" and "wait" of the loop, "task" and "scan" of a worker, "fetch".
+        kind: "step" or "wait" of the loop, "task" or "scan" of a worker, or "fetch".
         track: "loop", "worker 4711" or "connection". Connections' events may overlap.
         start_s: by `time.perf_counter`, shared by all processes of a machine on Linux.
         seconds: the duration.

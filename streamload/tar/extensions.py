@@ -1,8 +1,7 @@
-"""The kind of a field by the last extension of its name: one table, for writing and for reading.
+"""Map the last extension of a field's name to the kind of the field, for writing and reading alike.
 
-Names and meanings are WebDataset's where it has them. Of WebDataset's own, pickles (`pyd`, `pkl`, `pickle`) stay bytes,
-since reading them runs code; its tensor format (`ten`, `tb`) is unknown here; and so is `class`, which files use for
-names as often as for numbers.
+Names and meanings follow WebDataset, with three exceptions: pickles (`pyd`, `pkl`, `pickle`) stay bytes, since reading
+them runs code; its tensor format (`ten`, `tb`) is unknown; so is `class`, which holds names as often as numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ IMAGE_FORMATS = {
     "gif": "GIF",
     "avif": "AVIF",
 }
-"""Extensions of images, with Pillow's names of their formats. The first bytes decide how an image is read."""
+"""Extensions of images, with Pillow's names for the formats. The first bytes decide how an image is read."""
 
 _TEXT = ("txt", "text", "transcript", "caption", "jsonl", "csv", "tsv", "xml", "html", "htm", "md", "yaml", "yml")
 
@@ -64,17 +63,17 @@ KIND_OF: dict[str, Kind] = {
     **dict.fromkeys(("pt", "pth"), Kind.TORCH),
     **dict.fromkeys(("pkl", "pickle", "pyd"), Kind.PICKLE),
 }
-"""By extension, in lower case. All others hold bytes."""
+"""Kinds by extension, in lower case. Fields with other extensions hold bytes."""
 
 Handler = Callable[[str, Any], Any]
-"""A decoder of WebDataset's kind: a function of the extension, such as ".jpg", and bytes; declines by None."""
+"""A WebDataset decoder: a function of the extension, such as ".jpg", and bytes, which returns None to decline."""
 
 Decode = bool | Mapping[str, Callable[[Any], Any] | Handler | Sequence[Handler]] | Handler | Sequence[Handler]
 """The argument `decode`; once checked, handlers are a tuple."""
 
 
 def decodes_as_built_in(field: str, decode: Decode = True) -> bool:
-    """Return True if the library itself decodes a field, so that a faster decoder may replace its own."""
+    """Return True if a built-in decoder is used for a field, so that a faster one may replace it."""
     if not isinstance(decode, Mapping):
         return decode is True
     names = {name for key in decode for name in alternatives(key)}
@@ -88,12 +87,12 @@ def applies_to(key: str, field: str) -> bool:
 
 
 def is_image(field: str) -> bool:
-    """Return True if the built-in decoder of a field is that of images."""
+    """Return True if a field is decoded as an image by default."""
     return KIND_OF.get(last_extension(normal_name(field))) is Kind.IMAGE
 
 
 def is_array(field: str) -> bool:
-    """Return True if the built-in decoder of a field is that of npy files."""
+    """Return True if a field is decoded as an npy file by default."""
     return KIND_OF.get(last_extension(normal_name(field))) is Kind.ARRAY
 
 

@@ -47,7 +47,7 @@ MISSING_END = "missing end-of-archive marker"
 """The reason under which an archive without its end-of-archive marker is counted."""
 
 LINK = "link"
-"""The reason under which hard and symbolic links are counted; `tar` writes files with several names so, too."""
+"""The reason under which hard and symbolic links are counted; `tar` also writes a file's further names as links."""
 
 FEW_BYTES = 8 << 10
 """Up to this size headers are read one by one: NumPy takes as long for one as for a hundred."""
@@ -81,18 +81,18 @@ _unpack_octal = struct.Struct("11s").unpack_from
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
 _TEXTS = {
     b"version https://git-lfs": "a Git LFS pointer in place of the shard; run `git lfs pull`",
-    b"<!doctype html": "a web page, perhaps of a server's error; look at it, and fetch the shard again",
-    b"<html": "a web page, perhaps of a server's error; look at it, and fetch the shard again",
+    b"<!doctype html": "a web page, perhaps a server's error; look at it, and fetch the shard again",
+    b"<html": "a web page, perhaps a server's error; look at it, and fetch the shard again",
     b"<?xml": "an XML document, perhaps a bucket's error; look at it, and fetch the shard again",
     b"pk\x03\x04": "a zip archive, not a tar archive; decompress it, and pack the files as tar",
 }
 
 
 def what_else(head: bytes, compressed_as: str | None = None) -> str | None:
-    """Return the kind of a file that is no tar archive, and advice; None if its first bytes don't tell.
+    """Return the kind of a file that is not a tar archive, with advice; None if its first bytes don't tell.
 
     Args:
-        head: the first bytes, at best a block.
+        head: the first bytes, preferably a whole block.
         compressed_as: the expected compression ("gzip", "zstd", "xz", "bzip2"); None for a plain archive.
     """
     start = head[:64].lstrip().lower()
@@ -113,7 +113,7 @@ def what_else(head: bytes, compressed_as: str | None = None) -> str | None:
 
 
 class _DamagedError(Exception):
-    """A header is damaged, or not read; `HeaderChain` adds url and offset."""
+    """A header is damaged or not supported; `HeaderChain` adds url and offset."""
 
 
 class TarHeader(NamedTuple):
@@ -122,7 +122,7 @@ class TarHeader(NamedTuple):
     Attributes:
         typeflag: the byte for the kind of the member.
         name: before any extension header is applied.
-        size: payload bytes by the header's own field; None if it holds no number.
+        size: payload bytes, from the header's own field; None if that is not a number.
     """
 
     typeflag: bytes
@@ -157,7 +157,7 @@ def _parse_header(block: bytes, *, is_first: bool) -> TarHeader:
     if typeflag == b"V" and not block[124:136].strip(b" \0"):
         size = 0  # GNU tar leaves all numbers of a volume label blank
     name = block[:100].partition(b"\0")[0]
-    # Only POSIX's magic has a prefix: GNU headers keep times and sparse maps in these bytes.
+    # Only headers with POSIX's magic have a prefix: GNU headers keep times and sparse maps in these bytes.
     if block[257:263] == b"ustar\0" and block[345]:
         name = block[345:500].partition(b"\0")[0] + b"/" + name
     return TarHeader(typeflag, name, size)
@@ -176,7 +176,7 @@ def _check_sum(block: bytes, *, is_first: bool) -> None:
     if is_first and (what := what_else(block)) is not None:
         raise _DamagedError(what)
     why = "its checksum field is malformed" if stored is None else f"checksum {stored}, but its bytes add up to {total}"
-    start = "this is not a tar archive" if is_first else "no tar header where one must be"
+    start = "this is not a tar archive" if is_first else "this block is not a tar header"
     raise _DamagedError(f"{start} ({why}); fetch the shard again or re-pack it")
 
 
@@ -191,7 +191,7 @@ def _header_sum(block: bytes) -> int:
 
 
 def _stored_sum(block: bytes) -> int | None:
-    """Return the number in the checksum field; no other byte in place of a digit or pad passes."""
+    """Return the number in the checksum field; None if it contains anything but digits and valid padding."""
     pattern = _ZERO_PADDED_SUM
     if block[136] == _SPACE or _SPACE in block[100:125:8]:
         # Does the writer pad mode, uid, gid, size or mtime with spaces, as V7 tar did?
@@ -243,7 +243,7 @@ def _check_record(keyword: bytes, value: bytes) -> None:
         what = f"a sparse file (pax record {keyword.decode('ascii', 'replace')}) cannot be read in place"
         raise _DamagedError(f"{what}; re-pack it without `tar --sparse` (`bsdtar --no-read-sparse`)")
     if keyword == b"path" and b"\0" in value:
-        raise _DamagedError("pax path with a NUL in it; re-pack the shard")
+        raise _DamagedError("the pax path contains a NUL; re-pack the shard")
     if keyword == b"path":
         _check_name_bytes(value)
     if keyword == b"size" and value and not (_DECIMAL.fullmatch(value) and int(value) <= _INT64_MAX):
@@ -259,12 +259,12 @@ class _NotArrivedError(Exception):
 
 @dataclass(slots=True)
 class _Extensions:
-    """Statements of the extension headers before a member.
+    """The content of the extension headers before a member.
 
     Attributes:
         start_of: the start of the first header of each kind.
         names: the different names for the member, in order.
-        pax_size: payload bytes, if a pax header has them.
+        pax_size: payload bytes, if a pax header states them.
     """
 
     start_of: dict[bytes, int] = field(default_factory=dict)
@@ -276,7 +276,7 @@ class _Run(NamedTuple):
     """Headers that follow one another if their size fields are right.
 
     Attributes:
-        starts: int64[n + 1], the start of each header, and of the next one.
+        starts: int64[n + 1], the start of each header, and of the one after the run.
         plain: bool[n], True for a sound header of a regular file that lies within the bytes.
         extension: bool[n], True for a sound pax header or GNU long name.
         sizes: int64[n], payload bytes; meaningless for other headers.
@@ -359,7 +359,7 @@ class HeaderChain:
         done = 0
         paths: dict[int, bytes] = {}
         for row in np.flatnonzero(~run.plain).tolist():
-            if row < done:  # it belongs to the odd member before it
+            if row < done:  # it belongs to a member that was read
                 continue
             if before_plain[row] and self._read_plain_extension(run, row, paths):
                 continue
@@ -372,14 +372,13 @@ class HeaderChain:
         return int(starts[count])
 
     def _verified_run(self, position: int) -> _Run:
-        """Walk some headers and verify them; only their pages are touched. Valid until the next call.
+        """Walk some headers and verify them; only their pages are touched. The run is valid until the next call.
 
-        The run, which may be empty, ends before the first block whose size is no number, and before the end of the
-        bytes.
+        The run, which may be empty, ends before the first block whose size is not a number, or at the end of the bytes.
         """
         starts = self._walk(position - self._start)
         count = len(starts) - 1
-        # "clip" only because NumPy copies once more otherwise: the walk stays within the bytes.
+        # "clip" only avoids a copy in NumPy: the walk stays within the bytes.
         headers = np.take(self._blocks, starts[:-1] // BLOCK_BYTES, axis=0, out=self._headers[:count], mode="clip")
         digits = headers[:, _SIZE_OFFSET : _SIZE_OFFSET + 11] - np.uint8(_ZERO)
         sizes = (digits @ _EIGHTS_11).astype(np.int64)
@@ -417,7 +416,7 @@ class HeaderChain:
                 position += BLOCK_BYTES + padded(size)
                 ends.append(position)
         starts = np.array(ends, np.int64)
-        # `int` takes a sign, and the bytes may end within a block.
+        # `int` accepts a sign, and the bytes may end within a block.
         wrong = (starts[1:] <= starts[:-1]) | (starts[:-1] + BLOCK_BYTES > len(octets))
         return starts[: int(wrong.argmax()) + 1] if wrong.any() else starts
 
@@ -441,7 +440,7 @@ class HeaderChain:
         if not len(rows):
             return
         names = _texts(run.blocks[rows, :100])
-        prefixed = np.flatnonzero((run.blocks[rows, 345] != 0) & (run.blocks[rows, 262] == 0))  # POSIX's alone
+        prefixed = np.flatnonzero((run.blocks[rows, 345] != 0) & (run.blocks[rows, 262] == 0))  # POSIX only
         prefixes = _texts(run.blocks[rows[prefixed], 345:500])
         for number, prefix in zip(prefixed.tolist(), prefixes, strict=True):
             names[number] = prefix + b"/" + names[number]
@@ -502,7 +501,7 @@ class HeaderChain:
             )
         if kind == b"x":
             records = _parse_records(payload)
-            # An empty value takes back a global record (POSIX); none are accepted.
+            # An empty value cancels a global record (POSIX), but those are refused.
             if records.get(b"path"):
                 extensions.names[records[b"path"]] = None
             extensions.pax_size = int(records[b"size"]) if records.get(b"size") else None
@@ -540,7 +539,7 @@ class HeaderChain:
             raise self._error("the size field of the tar header is not a number; re-pack the shard", position)
         end = position + BLOCK_BYTES + size
         if self.total is None and end > self._start + len(self._octets):
-            raise _NotArrivedError(end)  # only then is it known to lie within the archive
+            raise _NotArrivedError(end)  # until then the payload might run past the archive
         if end > self._limit:
             past = f"{counted(end - self._limit, 'byte')} past the end of the shard"
             raise self._error(f"the member's {size} bytes run {past}, which was cut; fetch or pack it again", position)
@@ -569,7 +568,7 @@ class HeaderChain:
         zeros = (len(rest) - len(rest.lstrip(b"\0"))) // BLOCK_BYTES * BLOCK_BYTES
         if rest.strip(b"\0") and zeros < _MARKER_BYTES:
             raise self._error(
-                "a block of zeros stands in place of a tar header, and more follows; fetch or pack the shard again",
+                "this block of zeros should be a tar header, since more data follows; fetch or pack the shard again",
                 position,
             )
         if rest.strip(b"\0"):
@@ -584,7 +583,7 @@ class HeaderChain:
         if len(rest) > most_zeros:
             length = f"{left:,}" if self.total is not None else f"at least {len(rest):,}"
             raise self._error(
-                f"the archive ends here, and {length} bytes follow that begin with more zeros than tar writes; the "
+                f"the archive ends here, but {length} bytes follow, and begin with more zeros than tar writes; the "
                 "shard was probably not downloaded or copied to its end: fetch it again, or pack it again (without "
                 "`tar -b`, whose larger records end like this)",
                 position,

@@ -36,7 +36,7 @@ def member_header(name: str, size: int) -> bytes:
 
     Returns:
         One block if ustar can hold the values; else three or more, beginning with a pax header: for 8 GiB and more, and
-        names that are not ASCII or cannot be divided into 155 and 100 bytes at a slash.
+        for names that are not ASCII or cannot be split at a slash into at most 155 and 100 bytes.
     """
     path = name.encode("utf-8")
     records = b""

@@ -1,7 +1,7 @@
-"""Scan a shard to its table of samples: whole, from memory or from a file, or piece by piece while it arrives.
+"""Scan a shard into the table of its samples: whole, from memory or a file, or piece by piece while it arrives.
 
 A sample is complete when the next header has been read; an incomplete one is left to the next piece, which begins at
-the sample's first header. Pieces share nothing, so processes may scan them; `Scanner` joins them.
+the sample's first header. Pieces share nothing, so several processes may scan them; `Scanner` joins them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def scan_shard(data: memoryview | NDArray[np.uint8], url: str, *, every_byte: bo
     Args:
         data: uint8[n], the whole shard, contiguous.
         url: the shard, for errors.
-        every_byte: also compute the crc32 of every payload and the labels; these are None unless each sample has a
+        every_byte: also compute the crc32 of every payload, and the labels, which are None unless each sample has a
             decimal integer as its `cls`.
 
     Raises:
@@ -114,17 +114,17 @@ def scan_file(
 def scan_piece(data: memoryview | NDArray[np.uint8], url: str, *, start: int, total: int | None) -> ScannedPiece:
     """Scan the whole samples in the bytes of an uncompressed tar archive that have arrived.
 
-    Makes the checks of `scan_shard`, except that `Scanner` refuses keys of other pieces.
+    Checks what `scan_shard` checks, but `Scanner` refuses a key that another piece has.
 
     Args:
         data: the bytes from `start` on.
         url: the shard, for errors.
         start: 0, or the last piece's `resume`.
-        total: the size of the shard; None if it is unknown: then another scan must end the shard.
+        total: the size of the shard; None while it is unknown. The last piece needs it.
 
     Raises:
-        ShardFormatError: as `scan_shard`.
-        ValueError: the numbers contradict each other.
+        ShardFormatError: as for `scan_shard`.
+        ValueError: `start`, `total` and the number of bytes contradict each other.
     """
     chain = HeaderChain(url, start=start, total=total)
     chain.read(_octets(data))
@@ -157,7 +157,7 @@ class Scanner:
     """
 
     def __init__(self, url: str, *, every_byte: bool = False, step_bytes: int = 8 << 20) -> None:
-        """Start empty; `step_bytes` are fed between two scans, with `every_byte` for crc32 and labels."""
+        """Start empty. `feed` scans after every `step_bytes`; `every_byte` adds crc32 and labels."""
         self.resume = 0
         self.needs: int | None = BLOCK_BYTES
         self._url = url
@@ -188,7 +188,7 @@ class Scanner:
         return self.table()
 
     def table(self) -> ShardTable:
-        """Return the table of all samples so far; at least one piece was added."""
+        """Return the table of all samples so far; requires a piece."""
         self._tables = [joined_tables(self._tables)] if len(self._tables) > 1 else self._tables
         table = self._tables[0]
         labels = table.labels if len(table) else None
@@ -217,7 +217,7 @@ class Scanner:
         """Append the next piece.
 
         Raises:
-            ShardFormatError: a key is repeated, or there are too many fields or too long keys; this scanner has ended.
+            ShardFormatError: a key is repeated, or fields are too many or keys too long; the scanner is unusable.
             ValueError: the piece does not begin at the end of the last one.
         """
         if piece.start != self.resume:
@@ -228,8 +228,8 @@ class Scanner:
         if self._key_bytes + len(table.key_bytes) > MOST_KEY_BYTES:
             sample = int(np.searchsorted(table.key_start[1:] + self._key_bytes, MOST_KEY_BYTES, side="right"))
             raise ShardFormatError(
-                f"up to here the samples' keys have more than {MOST_KEY_BYTES} bytes together, and a shard's keys are "
-                "held in memory; give the samples shorter names, or pack them into several shards",
+                f"up to here the samples' keys have more than {MOST_KEY_BYTES} bytes, too many to hold in memory; give "
+                "the samples shorter names, or pack them into several shards",
                 url=self._url,
                 offset=int(table.member_offset[table.sample_start[sample]]) - BLOCK_BYTES,
             )
@@ -278,7 +278,7 @@ class ShardTable:
         labels: int64[S], the integers in `cls`; None if a sample has none.
         skipped: number of skipped members, by reason.
         member_shard: int64[M], the number of each member's shard; None if all lie in this one.
-        columns: results of `column`.
+        columns: cached results of `column`.
     """
 
     shard_bytes: int
@@ -322,10 +322,7 @@ class ShardTable:
         return [joined[start:end].decode("utf-8", "surrogateescape") for start, end in edges]
 
     def column(self, alternatives: Sequence[str]) -> NDArray[np.int64]:
-        """Return the member of each sample's first present field of `alternatives`, int64[S], or MISSING.
-
-        The result is kept for the next call.
-        """
+        """Return each sample's member for the first of `alternatives` that it has, or MISSING; int64[S], cached."""
         names = tuple(alternatives)
         if names in self.columns:
             return self.columns[names]
@@ -344,9 +341,9 @@ class ShardTable:
 
 
 def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
-    """Return one table of the samples of several tables with the same fields, one table after the other.
+    """Concatenate tables that have the same fields.
 
-    Offsets stay. There are checksums and labels if all tables have them.
+    Offsets are kept as they are; checksums and labels, only if all tables have them.
     """
     joined: dict[str, Any] = {}
     for name in ("member_offset", "member_size", "member_field", "key_bytes", "member_crc32", "labels"):
@@ -362,13 +359,13 @@ def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
 
 
 def stretches(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the numbers from each start to its end."""
+    """Return the integers from each start up to its end, concatenated."""
     lengths = ends - starts
     return np.arange(lengths.sum()) + np.repeat(starts - starts_of(lengths)[:-1], lengths)
 
 
 def starts_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the start of each of consecutive stretches, and the end: int64[n + 1]."""
+    """Return the start of each of n consecutive stretches, and the end of the last, int64[n + 1]."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
@@ -471,9 +468,9 @@ def _grouped(chain: HeaderChain, start: int) -> ScannedPiece:
 
 
 class _FieldNumbers(dict[bytes, int]):
-    """Numbers for extensions, assigned on first use; spellings that differ in case share one.
+    """Number extensions on first use; spellings that differ in case share a number.
 
-    Text with a slash, and reserved names, have the number -1.
+    Text with a slash and reserved names have the number -1.
     """
 
     def __init__(self) -> None:
@@ -495,7 +492,7 @@ def _reason_to_skip(name: bytes, component: int, dot: int) -> str | None:
     if dot > component:
         return "reserved field" if _RESERVED.fullmatch(name, dot + 1) else None
     if component == len(name) and name:
-        return "directory"  # V7 marks one by the slash alone
+        return "directory"  # V7 tar marks a directory only by the slash
     return "hidden" if dot == component else "no extension"
 
 

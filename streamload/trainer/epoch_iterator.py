@@ -27,7 +27,7 @@ from streamload.trainer.feeder_link import Connection, FeederDiedError, FeederLi
 _log = logging.getLogger("streamload")
 
 MOST_KEPT = 10_000
-"""The most errors of left-out samples that are kept; each holds a traceback as text."""
+"""Maximum number of errors kept for left-out samples; each holds a traceback as text."""
 _MAX_LOGGED = 5
 # A wait is logged after this time, and then at this interval.
 WAIT_LOGGED_AFTER_S, WAIT_LOGGED_EVERY_S = 10.0, 60.0
@@ -36,11 +36,11 @@ _CHECK_S = 1.0
 
 
 def acquire_for_thread(in_use: RLock) -> None:
-    """Acquire a loader for the caller to release. Raises RuntimeError if another thread has it."""
+    """Acquire a loader; the caller must release it. Raises RuntimeError if another thread uses it."""
     if not in_use.acquire(blocking=False):
         raise RuntimeError(
-            "another thread uses this loader: a loader, and each pass over it, is for one thread at a time. Let one "
-            "thread take the batches and hand them on"
+            "another thread uses this loader: a loader and its passes can be used by one thread at a time; let one "
+            "thread take the batches and pass them on"
         )
 
 
@@ -124,9 +124,9 @@ _FINISHED = ""
 
 
 class EpochIterator(Iterator[Any], AsyncIterator[Any]):
-    """The iterator of a loop. If it is dropped or closed early, the feeder gives up the epoch.
+    """Iterate over one epoch. If the iterator is dropped or closed early, the feeder abandons the epoch.
 
-    A pass is finished with its last batch, since loops that count steps request no more.
+    A pass is finished after its last batch, since loops that count steps do not ask for another.
     """
 
     _stays_in_trainer = True
@@ -154,13 +154,13 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._on_nothing = on_nothing
         self._last_good: tuple[ReadyBatch, Bytes] | None = None
         self._owed: deque[int] = deque()  # the end positions of the batches to return next
-        # The next batch, or the function that returns it on the device, with its samples and its end; or its error.
+        # The next batch, or a function that returns it on the device, with its number of samples and end; or its error.
         self._ahead: tuple[Any, int, int] | Exception | None = None
         self._feeder_died = False  # and no batch has come since
         self._returned_s: float | None = None  # when the loop got its last batch
         self._skipped_before = batch_builder.n_skipped
         self._turning = Lock()
-        self._ended: str | None = None  # `_FINISHED`, or why before that
+        self._ended: str | None = None  # `_FINISHED`, or the reason for an early end
         self._in_use = in_use
         cursor.state = "running"
 
@@ -188,7 +188,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                 with self._turning:
                     batch = self._next(receive)
             except StopIteration:
-                # Only now, since a saved state must not depend on the time at which the counts came.
+                # Only now, since a saved state must not depend on the time at which the counts arrive.
                 link = self._link
                 link.counts = link.counts or self.connection.counts
                 self._finish()
@@ -221,11 +221,11 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             if self.connection.owner == os.getpid():  # closed by another thread, while this pass began
                 raise LoaderClosedError("the loader was closed; make a new one")
             raise RuntimeError(
-                "this pass was begun by a process from which this one was forked; begin another pass here: iter(loader)"
+                "this pass was begun before this process was forked; begin another pass here: iter(loader)"
             )
 
     def _next(self, receive: Callable[[], Any]) -> tuple[Any] | None:
-        """Return the next batch as `_turn` does. Replace a dead feeder, but not two with no batch in between."""
+        """Return the next batch as `_turn` does. Replace a dead feeder, at most once between two batches."""
         while True:
             try:
                 if self.connection.death is not None:  # found by a call; announced batches may be lost
@@ -288,7 +288,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._request_rest()
 
     def _receive(self) -> Any:
-        """Wait for the feeder's next message; log the reason if that takes long."""
+        """Wait for the feeder's next message; log the reason for a long wait."""
         since_s, log_after_s = perf_counter(), WAIT_LOGGED_AFTER_S
         while True:
             try:
@@ -311,7 +311,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         if isinstance(message, Failed):
             if message.start in (None, self._start.identity) or message.start[0] > self._start.number:
                 raise error_from(message.failure)
-            self.connection.close()  # it failed in an abandoned epoch, and does no more work
+            self.connection.close()  # the feeder failed in an abandoned epoch, and has stopped
             self._request_rest()
             return
         assert isinstance(message, Ready)

@@ -28,7 +28,7 @@ _BINDING_LAUNCHERS = (
     _Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE"),
 )
 
-# The variables of torchrun and DeepSpeed with the ranks on this machine, which all inherit the launcher's processors.
+# Variables of torchrun and DeepSpeed for the number of ranks on this machine, which share the launcher's processors.
 _SHARING_LAUNCHERS = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
 
 _REPEATED = re.compile(r"([0-9]+)(?:\(x[0-9]+\))?")
@@ -81,7 +81,7 @@ def _local_ranks() -> tuple[int, bool]:
 
 
 def _tasks_here(variable: str) -> int | None:
-    """Read a number, or the greatest of Slurm's list over machines, such as "4(x2),3"."""
+    """Return a variable's number, or the greatest in Slurm's list of numbers by machine, such as "4(x2),3"."""
     entries = os.environ.get(variable, "").split(",")
     counts = [_REPEATED.fullmatch(entry) for entry in entries]
     return None if None in counts else max(int(count[1]) for count in counts if count)
@@ -99,7 +99,7 @@ def available_processors(root: str = "/") -> int:
 def processors_of_rank(root: str = "/") -> int:
     """Return the number of processors for this rank, at least 1.
 
-    Processors that the launcher has bound this task to are not divided, if the job has enough for all tasks.
+    Processors to which the launcher has bound only this task are not divided, if the job has enough for all tasks.
     """
     (ranks, may_be_bound), bound, quota = _local_ranks(), _bound_processors(), processor_quota(root)
     of_all = max(bound, _number("SLURM_CPUS_ON_NODE") or 0) if may_be_bound else bound
@@ -121,7 +121,7 @@ def _number(variable: str) -> int | None:
 def check_detected_rank(rank: int, world_size: int) -> None:
     """Raise RuntimeError if a detected rank is wrong, so that several processes would read the same samples.
 
-    The loader was created before the process group, or in one of several workers of a DataLoader.
+    This happens if the loader was created before the process group, or in one of several workers of a DataLoader.
     """
     now = rank_of_group()
     if now is not None and now != (rank, world_size):
@@ -143,8 +143,8 @@ def check_detected_rank(rank: int, world_size: int) -> None:
 def depends_on_detected_rank(rank: int | None) -> bool:
     """Return True if a loader's samples depend on the detected rank.
 
-    Warn if none is detected in one of several tasks. The launcher's number is not used as the rank, since the tasks
-    need not be one training.
+    Warn if no rank is detected in one of several tasks. The launcher's number is not used as the rank, since the tasks
+    may belong to different trainings.
 
     Args:
         rank: the user's argument.

@@ -34,7 +34,7 @@ class PoolEvents(NamedTuple):
     """Callbacks of a pool, in one thread. Methods of the pool call the first two only.
 
     Attributes:
-        is_wanted: returns True if the task of a dead worker is to be done again.
+        is_wanted: returns True if a dead worker's task must be done again.
         dropped: called for an unwanted task, which gets no answer.
         done: called with the answer to a task.
         has_room: called when the pool accepts tasks again.
@@ -55,7 +55,7 @@ class WorkerLink:
         send: sends the worker a message with descriptors, and closes them.
         shards: opens shards.
         slots: the memory of batches.
-        most_open: the maximum of shards that the worker has open.
+        most_open: maximum number of shards that the worker has open.
 
     Attributes:
         started: the worker is ready for tasks.
@@ -124,7 +124,7 @@ class WorkerLink:
 
 
 class Pool:
-    """Send tasks to a single worker, the trainer itself. `ProcessPool` adds processes and their deaths.
+    """Send tasks to a single worker, the trainer itself. `ProcessPool` adds processes and handles their deaths.
 
     Attributes:
         capacity: the maximum number of tasks in the pool.
@@ -143,7 +143,7 @@ class Pool:
         self._returned: deque[Task] = deque()  # tasks for the next free worker, in order
 
     def has_room(self) -> bool:
-        """Return True if some worker accepts a task."""
+        """Return True if a worker accepts a task."""
         return not self._returned and self._least_busy() is not None
 
     def _least_busy(self) -> WorkerLink | None:

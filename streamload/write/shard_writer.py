@@ -151,7 +151,7 @@ class ShardWriter:
 
         Raises:
             TypeError, ValueError: the sample cannot be stored, would be read back differently, is larger than a shard
-                may be, or has a key that the shard holds already. Nothing was written; the writer can still be used.
+                may be, or has a key that the shard already has. Nothing was written; the writer can still be used.
             StorageError, DatasetIndexError: the shard cannot be written, or the index of the shards to overwrite is
                 damaged; the unfinished shard is discarded and the writer is closed.
         """
@@ -177,8 +177,8 @@ class ShardWriter:
                 label. To write the arrays of a `.npz` file, call `write_arrays(**np.load("data.npz"))`.
 
         Raises:
-            TypeError, ValueError: no column is given, a column is not an array of rows, or lengths differ, and nothing
-                was written; or `write` refused a row, and the rows before it were written.
+            TypeError, ValueError: no column is given, a column is not an array of rows, or lengths differ (nothing was
+                written); or `write` refused a row (earlier rows were written).
             StorageError, DatasetIndexError: raised by `write`.
         """
         arrays = {name: np.asarray(column) for name, column in columns.items()}
@@ -299,7 +299,7 @@ def sample_members(key: str, sample: Mapping[str, object]) -> list[Member]:
             raise
         members.append((field, member_header(f"{key}.{field}", len(payload)), payload))
     if not members:
-        raise ValueError(f"sample {key!r} has no field; give it at least one beside '__key__'")
+        raise ValueError(f"sample {key!r} has no field; give it at least one besides '__key__'")
     return members
 
 
@@ -410,7 +410,7 @@ def too_large(key: str, size: int, max_bytes: int) -> ValueError:
     """Return the error for a sample that is larger than a shard may be."""
     shard_bytes = size + len(END_OF_ARCHIVE)
     return ValueError(
-        f"sample {key!r} alone makes a shard of {shard_bytes:,} bytes, and a shard may have {max_bytes:,}; raise "
+        f"sample {key!r} alone makes a shard of {shard_bytes:,} bytes, but a shard may have {max_bytes:,}; raise "
         f"--max-bytes (max_bytes) to at least {shard_bytes}"
     )
 
@@ -630,7 +630,7 @@ def encode_field(field: str, value: object) -> bytes:
     Raises:
         TypeError: the extension does not take such a value; the message names the field, the type and the accepted
             values.
-        ValueError: the type is right and the value is not (NaN in JSON, an RGBA image for `jpg`).
+        ValueError: the type is right, but the value is not (NaN in JSON, an RGBA image for `jpg`).
         ImportError: the extension needs a package that is not installed.
     """
     if isinstance(value, bytes):
@@ -703,7 +703,7 @@ def _image(form: str, value: object) -> bytes:
     else:
         raise TypeError
     if image.mode not in _PILLOW_MODES[form]:
-        raise ValueError(f"it cannot hold a {image.mode} image; convert it first, for example with .convert('RGB')")
+        raise ValueError(f"{form} has no mode {image.mode}; convert the image first, for example with .convert('RGB')")
     buffer = io.BytesIO()
     image.save(buffer, form, **({} if form == "PNG" else {"quality": _JPEG_QUALITY}))
     return buffer.getvalue()
