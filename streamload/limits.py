@@ -1,7 +1,7 @@
 """Limit the resources that a loader uses. A share is a divisor: 4 means a quarter.
 
-The shares of a resource add up, so they are defined together; other limits, such as those of formats, are in their
-modules.
+The shares of a resource add up, so they are defined together; other limits are in the modules that
+use them.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ PARTS_PROPORTION, REQUESTS_PROPORTION = 25, 7
 SCANNED_SHARDS = 32
 # Maximum number of parts that scans hold ahead of the one being read, and their share of the budget.
 SCANNED_PARTS, SCANNED_PARTS_SHARE = 64, 4
-# Compressed shards decompressed concurrently, each on one thread.
+# Number of compressed shards decompressed concurrently, each on one thread.
 DECOMPRESSED_AT_ONCE = 4
-# The share of the budget for tables in memory, with its minimum and maximum; without a budget the maximum.
+# The share of the budget for tables in memory, with its minimum and maximum; without a budget, the maximum applies.
 TABLES_SHARE, LEAST_TABLES_BYTES, MOST_TABLES_BYTES = 16, 32 << 20, 256 << 20
 # Rows of a remote dataset planned at once: few at first, for an early first batch, then more.
 FIRST_BLOCK_ROWS, BLOCK_ROWS = 256, 2048

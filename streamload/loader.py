@@ -74,25 +74,25 @@ class StreamLoader(OpenDataset):
         shuffle: use a new order in each epoch: permute shards, and shuffle samples within a window of 10,000 samples,
             or of the given number.
         fields: the fields to read, with alternatives: `("jpg;png", "cls")` gives tuples; `"txt?"` is optional;
-            "__key__" and "__url__" may be among them. None gives dicts of all fields.
+            "__key__" and "__url__" can be among them. None gives dicts of all fields.
         transform: a function of a sample, or a mapping from fields to functions of their values. A parameter named
             `rng` gets a `numpy.random.Generator`; for other functions `random`, `numpy.random` and torch are seeded.
             Randomness depends on `seed`, the epoch and the sample alone. `async def` functions run concurrently within
-            a batch. May be set later, for the next pass.
-        num_workers: worker processes; "auto" is this rank's share of the processors; give more if functions sleep. 0
+            a batch. Can be set later, for the next pass.
+        num_workers: worker processes; "auto" is this rank's share of the processors; give more if functions wait. 0
             makes batches in the caller's thread. `RayFeeders(4, num_cpus=8)` makes the same batches on other nodes of a
             Ray cluster: in four feeders, each with eight workers and its own `memory_budget`.
         device: "cuda", "cuda:1", a number or a torch.device: copy batches there, one batch ahead. None leaves them in
             host memory, which is page-locked if there is CUDA.
         where: the samples to use: a condition such as `aesthetic > 5 and "txt"` (docs/choosing-samples.md); a function
-            that looks up columns by name, as arrays, and returns a boolean for each sample; keys; or the `Path` of a
-            file with one key per line.
+            that looks up columns by name, as arrays, and returns a boolean for each sample; a list of keys; or the
+            `Path` of a file with one key per line.
         storage_options: credentials and options for remote storage, in fsspec's spellings (`key`, `secret`, `token`,
             `anon`, `endpoint_url`, `client_kwargs`). By default they come from the environment, as for other tools.
         memory_budget: memory for fetched shards and requests, in bytes or as "8GB"; "auto" is a quarter of the free
             memory, divided among the ranks of a machine. Local uncompressed shards use none of it.
         decode: (data) True decodes by extension; a mapping from extensions to functions of bytes extends or replaces
-            the built-in decoders; WebDataset's decoders, one or a list, are tried before them; False leaves bytes.
+            the built-in decoders; WebDataset's decoders, one or a list, are tried before these; False leaves bytes.
             Pickles are never loaded.
         join: (data) sidecars, one or a list: datasets with more fields of the samples, matched by key, as written by
             `streamload map --sidecar`.
@@ -110,27 +110,27 @@ class StreamLoader(OpenDataset):
         epoch_size: (selection) samples per epoch, over all ranks; epochs are cut from endless passes.
         worker_init_fn: (workers) called with the worker's number when a worker starts.
         prefetch_batches: (workers) the number of batches to make ahead.
-        index: (storage) a folder with the index of the shards, if it is not beside them; it may be remote.
+        index: (storage) a folder or url with the index of the shards, if the index is not beside them.
         filesystem: (storage) an fsspec filesystem to read everything with; `urls` and `index` are its paths.
         cache_dir: (storage) cache remote shards in this local folder, which ranks of one user on a machine may share.
         cache_size: (storage) maximum size of the cache, in bytes or as "200GB"; by default nine tenths of the free
             space.
         on_error: (errors) raise a failed sample's error ("raise"), leave the sample out of its batch ("skip"), or
             substitute another sample of the batch ("replace"). If every sample of a batch fails, the previous batch
-            takes its place, so that ranks keep step; with pad=False it is left out. Bugs in the program (TypeError,
-            NameError) always raise.
+            takes its place, so that ranks keep step; with pad=False the batch is left out. Bugs (TypeError, NameError)
+            always raise.
         rank: (ranks) this process's rank; by default that of torch.distributed, or RANK.
         world_size: (ranks) the number of ranks; by default that of torch.distributed, or WORLD_SIZE.
 
     Raises:
-        TypeError, ValueError: an argument is invalid; the message has its name, its value and a valid one.
+        TypeError, ValueError: an argument is invalid; the message has its name, its value and a valid value.
         ShardNotFoundError: a shard does not exist, or a pattern matches nothing.
         DatasetIndexError: an index is damaged or of other shards, or writing the shards was interrupted. The first pass
-            raises it if folders give different classes the same label in their `classes.json`.
+            raises this error if folders give different classes the same label in their `classes.json`.
     """
 
     _stays_in_trainer = True
-    # Read-only: setting them would have no effect.
+    # These properties are read-only, since setting them would have no effect.
     batch_size, drop_last = property(attrgetter("_options.batch_size")), property(attrgetter("_options.drop_last"))
     num_workers = property(attrgetter("_options.workers"))
 
@@ -239,7 +239,7 @@ class StreamLoader(OpenDataset):
 
     @property
     def dataset(self) -> range:
-        """Return the range of selected samples, whose length frameworks use. Waits as `len(loader)` does."""
+        """Return a range over the selected samples, for frameworks that use its length. Waits as `len(loader)` does."""
         selected = self._sampling.n_selected
         return range(sum(self._known_counts()) if selected is None else selected)
 
@@ -266,8 +266,8 @@ class StreamLoader(OpenDataset):
     def __iter__(self) -> EpochIterator:
         """Begin a pass: the next epoch, or the rest of an epoch that was resumed or ended by an error of the loader.
 
-        A running pass ends; its next batch raises LoaderClosedError. If it has delivered no batch yet, its epoch starts
-        again. If it has delivered all of them, it is finished, even if the loop counted steps and did not ask for more.
+        A running pass ends; its next batch raises LoaderClosedError. If that pass delivered no batch, its epoch
+        starts again; if it delivered every batch, its epoch is finished, even if the loop did not ask for more.
 
         Raises:
             LoaderClosedError: the loader was closed.
@@ -304,9 +304,9 @@ class StreamLoader(OpenDataset):
     def __aiter__(self) -> EpochIterator:
         """Begin a pass for `async for batch in loader`, with the state and the errors of `for`.
 
-        Other coroutines run while it waits for a batch; with `num_workers=0` they run between batches. If the task is
-        cancelled there, no batch is lost: `anext` on the same iterator (`batches = aiter(loader)`) continues. Starting
-        the processes blocks the event loop for some milliseconds. Event loops may use a loader one after the other.
+        Other coroutines run while the pass waits for a batch; with `num_workers=0`, between batches. If the task is
+        cancelled during a wait, no batch is lost: `anext` on the same iterator (`batches = aiter(loader)`) continues.
+        Starting the processes blocks the event loop for some milliseconds. Event loops can take turns with a loader.
 
         Raises:
             LoaderClosedError, RuntimeError: as for `__iter__`.
@@ -341,8 +341,8 @@ class StreamLoader(OpenDataset):
         """Return the loop's position, as a small dict of JSON types, for `load_state_dict`.
 
         The position counts the samples delivered to the loops of all ranks, without prefetched ones. Every rank's state
-        is the same, so saving one is enough. Within the loop it is the position after the current batch,
-        and after the loop the start of the next epoch.
+        is the same, so saving one is enough. Within the loop, the state is the position after the current
+        batch; after the loop, the start of the next epoch.
         """
         return self._state_at(*self._cursor.to_save()).to_json()
 
@@ -461,7 +461,7 @@ class StreamLoader(OpenDataset):
 
     @cached_property
     def _known_fingerprint(self) -> str:
-        """Return the dataset's fingerprint without requests: of the names alone if the listing lacks sizes."""
+        """Return the dataset's fingerprint without requests: a digest of names alone if the listing lacks sizes."""
         shards = self._listing.shards
         has_sizes = all(shard.bytes != UNKNOWN_BYTES for shard in shards)
         return fingerprint((shard.name, shard.bytes if has_sizes else UNKNOWN_BYTES) for shard in shards)

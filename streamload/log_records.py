@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Logged(NamedTuple):
-    """A log record to send to the trainer's process. It may arrive between any two messages, and is not a reply.
+    """A log record to send to the trainer's process. It can arrive between any two messages.
 
     Attributes:
         fields: the record's attributes that are numbers or text.
@@ -39,7 +39,7 @@ class Logged(NamedTuple):
 
 
 def forward_records(send: Callable[[Logged], None]) -> None:
-    """Pass all records of this process to `send` instead of its handlers, even those that the user's modules add."""
+    """Pass all records of this process to `send`, not to handlers, including handlers that the user's modules add."""
     owner, call_handlers = os.getpid(), logging.Logger.callHandlers
 
     def forward(logger: logging.Logger, record: logging.LogRecord) -> None:

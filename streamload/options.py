@@ -301,7 +301,7 @@ class Options:
             raise ValueError(f"fields={wanted!r}: every sample has {' and '.join(SAMPLE_NAMES)}; leave out the ?")
         for name in (name for key in self.transform_keys for name in alternatives(key)):
             if name in SAMPLE_NAMES:
-                raise ValueError(f"transform has a function for {name!r}, which needs a function of whole samples")
+                raise ValueError(f"transform has a function for {name!r}; only a whole-sample function can change it")
             if name not in names:
                 raise ValueError(
                     f"transform has a function for {name!r}, which is not in fields={wanted!r}"
@@ -345,7 +345,7 @@ def _check_cache_folder(folder: str) -> None:
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size: the arguments, or else from torch.distributed, RANK and WORLD_SIZE, or 0 and 1.
+    """Return rank and world size: the arguments, else torch.distributed's, else RANK and WORLD_SIZE, else 0 and 1.
 
     Raises:
         TypeError, ValueError: only one argument is given, or they are inconsistent.
@@ -370,7 +370,7 @@ class RayFeeders:
         num_cpus: the processors that each feeder claims, and the number of its workers.
         resources: other resources that each feeder claims, by Ray's names, such as `{"cpu_node": 1}`.
         memory: the memory that each feeder claims, as a number of bytes or "8GB"; None claims none.
-        address: `HOST:PORT` of the cluster's head; "auto" uses RAY_ADDRESS, or else the cluster that Ray finds here.
+        address: `HOST:PORT` of the cluster's head; "auto" uses RAY_ADDRESS, or else this machine's cluster.
         runtime_env: the actors' runtime environment, as for `ray.init`.
         start_timeout: seconds within which all feeders must start and answer; otherwise ClusterError is raised.
 

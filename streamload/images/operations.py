@@ -2,17 +2,17 @@
 
 Each agrees with torchvision's operation of the same name on PIL images. Operations that move or resample pixels agree
 exactly, except for "bilinear", the default: it is three times as fast, and on photographs differs by at most 1 of 255
-on average and 12 in 999 of 1000 values (see `resize_bilinear`). `ToFloat` and `Normalize` agree within 1e-6.
+on average and 12 in 99.9 % of values (see `resize_bilinear`). `ToFloat` and `Normalize` agree within 1e-6.
 A crop is cut out before it is resized, so pixels around it have no effect. Operations never change their argument.
 
-A random operation has a parameter `rng`, a `numpy.random.Generator`, which the worker passes. Equal states give equal
-bytes.
+A random operation has a parameter `rng`, a `numpy.random.Generator`, which the worker passes. Equal states of it
+give equal bytes.
 
-An operation with a method `from_encoded(data, rng)` may get the encoded file instead, in memory that is reused
-afterwards. A JPEG is then decoded only down to the end of the crop, and, if it shrinks to a fifth or less, at a smaller
-scale. That changes photographs and text by up to 1 of 255 on average (1.03 in the worst of 1,652 cases) and 15 in 999
-of 1000 values, black-and-white noise and drawings by up to 4 on average, two-pixel stripes by 5, and a checkerboard of
-the JPEG's own 8-pixel blocks by 9.
+An operation with a method `from_encoded(data, rng)` may get the encoded file instead of pixels, in memory that is
+reused. A JPEG is then decoded only down to the end of the crop, and at a smaller scale if the crop shrinks to a fifth
+or less. The smaller scale changes photographs and text by up to 1 of 255 on average (1.03 in the worst of 1,652
+cases) and 15 in 99.9 % of values, black-and-white noise and drawings by up to 4 on average, two-pixel stripes by 5, and
+a checkerboard of the JPEG's own 8-pixel blocks by 9.
 
 Every operation takes an array `out=` to write its result into; see `placing`.
 """
@@ -52,17 +52,17 @@ Item: TypeAlias = tuple[Any, Kind]
 STATISTICS_NAME = "statistics.json"
 _MOST_BYTES = 1 << 20
 
-_LARGEST_SCALE = 4.0  # beyond it the filter costs more than it saves
+_LARGEST_SCALE = 4.0  # at larger scales the filter takes more time than it saves
 _SCALE_STEPS = 64
 _PHASES = 8
 _WEIGHT_OF_SUM = 1000.0
 _CORRELATION = 0.9  # of neighbouring pixels, as in photographs
 _FINEST_TAP = 256  # OpenCV rounds taps to 8 bits; they must still add up to 1
 
-# The dtypes besides uint8 that Pillow can resample, as float32, which holds all their values exactly.
+# Besides uint8, the dtypes that are resampled by Pillow as float32, which holds each of their values exactly.
 _RESAMPLED_DTYPES = (np.uint16, np.float32)
-# Minimum ratio of a box to the result, after the JPEG's own transform has shrunk the box with its filter instead of the
-# requested one. With 2.5, photographs and textures differ by up to 1.03 of 255 on average; with 2, by up to 1.8; with
+# Minimum ratio of a box to the result, after the JPEG's inverse transform has shrunk the box (without the requested
+# filter). With 2.5, photographs and textures differ by up to 1.03 of 255 on average; with 2, by up to 1.8; with
 # 1, by up to 6.
 _LEAST_SHRINKING = 2.5
 
@@ -86,7 +86,7 @@ class Window(NamedTuple):
 
     Attributes:
         box: the part of the image; pixels beyond the image are filled.
-        size: height and width of the result. A box that differs in size is resampled, and lies within the image.
+        size: height and width of the result. A box of another size is resampled, and must lie within the image.
         mirrored: swap left and right; `box` is then the whole image, and `size` its size.
     """
 
@@ -113,7 +113,7 @@ class Geometric(_Operation, ABC):
 
     @abstractmethod
     def window(self, height: int, width: int, rng: Any, /) -> Window | None:
-        """Return the source of the result's pixels; None to leave the image unchanged. Only this draws from `rng`."""
+        """Return the source of the pixels; None to leave the image unchanged. Only this method draws from `rng`."""
 
     def apply(self, image: Image, rng: Any, out: Image | None) -> Image:
         """Check an image, and return the pixels of its window."""
@@ -219,7 +219,7 @@ class RandomCrop(_Random):
 
 @dataclass(frozen=True, slots=True)
 class RandomHorizontalFlip(_Random):
-    """Swap left and right with probability `p`; else return the image (or a copy, in a fitting `out`).
+    """Swap left and right with probability `p`; else return the image itself, or a copy in a fitting `out`.
 
     Args:
         p: the probability.
@@ -268,7 +268,7 @@ class RandomResizedCrop(_Resizing, _Random):
     def window(self, height: int, width: int, rng: np.random.Generator, /) -> Window:
         """Draw a part as torchvision does: area uniformly and ratio log-uniformly, in up to ten tries.
 
-        If none fits, return the largest central part of an allowed ratio.
+        If no try fits, return the largest central part of an allowed ratio.
         """
         size = check_size("RandomResizedCrop", self.size)
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
@@ -293,7 +293,7 @@ class Resize(_Resizing, _Fixed):
     """Resize the whole image, antialiased.
 
     Args:
-        size: the length of the shorter side, which keeps the ratio; or exactly (height, width).
+        size: the length of the shorter side (the ratio is kept), or (height, width).
         max_size: for an integer `size` only: maximum length of the longer side.
         interpolation: as for RandomResizedCrop.
 
@@ -408,7 +408,7 @@ class Normalize(_Operation):
             StorageError: the file does not exist or cannot be read.
             ValueError: the file is not from `streamload stats --pixels`.
         """
-        from streamload.storage.storages import Storages  # imported here, since it takes as long as all other imports
+        from streamload.storage.storages import Storages  # imported here: it takes as long as all other imports
 
         place = os.fspath(folder)
         url = place if place.endswith(".json") else f"{place.rstrip('/')}/{STATISTICS_NAME}"
@@ -433,7 +433,7 @@ class Normalize(_Operation):
 
         Raises:
             TypeError: `image` is neither a uint8 or float32 array nor a float32 tensor.
-            ValueError: `image` does not have three dimensions, or not the number of channels of `mean`.
+            ValueError: `image` does not have three dimensions, or its channels do not match `mean`.
         """
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(image, torch.Tensor):
@@ -497,7 +497,7 @@ class Compose:
         object.__setattr__(self, "uses_global_generators", any(may_draw))
 
     def __call__(self, image: Any, rng: np.random.Generator | None = None, out: NDArray[Any] | None = None) -> Any:
-        """Return the result of the last operation, which gets `out` if it takes it."""
+        """Return the result of the last operation, which gets `out` if it has that parameter."""
         value, makes_tensor = image, False
         following = (*self.operations[1:], None)
         for operation, after, random in zip(self.operations, following, self._random, strict=True):
@@ -526,26 +526,26 @@ def is_ours(operation: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """Crop, flip and resize several fields of a sample alike. Use it as a transform of whole samples, or in one.
+    """Crop, flip and resize several fields of a sample alike: as a transform of whole samples, or within one.
 
     Kinds of fields:
 
-    * "image": an array (height, width, channels) or (height, width), resampled as each operation says;
+    * "image": an array (height, width, channels) or (height, width), resampled by each operation's filter;
     * "mask": numbers of classes or objects, or depths, (height, width) or (height, width, 1); resized by "nearest";
     * "boxes": (boxes, 4 or more): left, top, right, bottom in pixels (right and bottom exclusive), and further numbers
-      such as a class. Moved with the image and clipped to it; empty boxes are removed. The result is float32 with as
-      many columns;
-    * "points": (..., points, 2 or more): x and y as in boxes, so the centre of the first pixel is (0.5, 0.5), and
-      further numbers such as visibility. Moved with the image; all are kept, even those outside it. float32.
+      such as a class. Moved with the image and clipped to it; empty boxes are removed. The result is float32 with the
+      same columns;
+    * "points": (..., points, 2 or more): x and y as in boxes (the centre of the first pixel is (0.5, 0.5)), and
+      further numbers such as visibility. Moved with the image; points outside it are kept. The result is float32.
 
     Operations other than crops, flips and resizes (`ToFloat`, `ToTensor`, `Normalize`, changes of colour) apply to
     images only, one after the other.
 
     Args:
-        operations: the operations, first to last; those that take `rng` draw from it, crops and flips once per sample.
+        operations: the operations, first to last; crops and flips draw from `rng` once per sample.
         fields: for tuples, the kind of each item, None for items to leave alone; for dicts, the kinds by name
             (`{"jpg;png": "image", "mask.png": "mask"}`). Values that are None stay None.
-        mask_fill: the number in masks beyond the edges, for `RandomCrop` and `CenterCrop`; images are 0 there.
+        mask_fill: the value of a mask beyond its edges, for `RandomCrop` and `CenterCrop`; images are filled with 0.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or there is neither an image nor a mask.
@@ -732,7 +732,7 @@ def cut(
         fill: the value beyond the image's edges.
 
     Raises:
-        TypeError: booleans, and integers other than uint8 and uint16, can only be resampled by "nearest".
+        TypeError: a filter other than "nearest", for booleans, or for integers other than uint8 and uint16.
         ValueError: the result, or the box at the result's width, has too many pixels.
     """
     if window.mirrored:
@@ -767,7 +767,7 @@ def decode_resampled(
 ) -> Image:
     """Decode a JPEG at the smallest sufficient scale, only down to the end of the box, and resample the box.
 
-    The JPEG's inverse transform shrinks the picture, by the largest factor of 8/4, 8/3 and 8/2 that leaves the box
+    The JPEG's inverse transform shrinks the picture, by the largest of the factors 8/4, 8/3 and 8/2 that leaves the box
     `_LEAST_SHRINKING` times as high and wide as the result.
 
     Raises:
@@ -832,9 +832,9 @@ def resize_bilinear(image: Image, shape: tuple[int, ...], out: Image | None = No
 
     Returns:
         uint8 of that shape. It differs from Pillow's `resize(size, BILINEAR)`, in levels of 255: if enlarged, by at
-        most 1; if shrunk, on photographs by 1 on average (1.4 with strong grain), 12 in 999 of 1000 values and 30 at
-        most; on pure noise by 6.5, 30 and 50; on black-and-white edges by 0.2, 25 and 35. Noise keeps 95.5 to 101 %
-        of Pillow's contrast; without antialiasing it would be 110 % at a scale of 1.1, 178 % at 2 and 347 % at 4.
+        most 1; if shrunk (mean, 99.9th percentile, maximum), on photographs by 1 (1.4 with strong grain), 12 and 30;
+        on pure noise by 6.5, 30 and 50; on black-and-white edges by 0.2, 25 and 35. Noise keeps 95.5 to 101 % of
+        Pillow's contrast; without antialiasing it would have 110 % at a scale of 1.1, 178 % at 2 and 347 % at 4.
     """
     cv2 = opencv()
     rows, columns = image.shape[0] / shape[0], image.shape[1] / shape[1]
@@ -875,7 +875,7 @@ def _resampled_numbers(part: Image, size: tuple[int, int], interpolation: Interp
         for axis, (length, wanted) in enumerate(zip(part.shape, size, strict=False)):
             positions = np.full(wanted, length / wanted)
             positions[0] /= 2
-            # Summed step by step, as in Pillow.
+            # Positions are summed step by step, to round as Pillow does.
             part = part.take(np.cumsum(positions).astype(np.int64).clip(max=length - 1), axis)
         return part
     if part.dtype not in _RESAMPLED_DTYPES:

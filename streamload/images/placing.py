@@ -1,10 +1,10 @@
-"""Check an operation's array, and write its result into a given array or a new one.
+"""Check the images given to operations, and write results into given arrays or new ones.
 
 Operations with the attribute `writes_into_out` take `out=`, in calls and in `from_encoded`. If `out` is a writable
 array of the result's shape and dtype, the result is written into it, and the returned array *is* `out`; otherwise a new
-array is returned and `out` is unchanged. The values are equal. `out` may have any strides; no copy is made if it is
-contiguous (float operations: in (height, width, channels) order). It must not share memory with the operation's
-argument. After an exception its contents are undefined.
+array is returned and `out` is unchanged. The values are the same either way. `out` may have any strides; no copy is
+made if it is contiguous (float operations: in (height, width, channels) order). `out` must not share memory with the
+operation's argument. After an exception the contents of `out` are undefined.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fits(out: object, shape: tuple[int, ...], dtype: DTypeLike) -> TypeGuard[Ima
 
 
 def writable_in_order(out: Image | None, shape: tuple[int, ...], dtype: DTypeLike) -> Image | None:
-    """Return `out` if a result can be written directly into it because it is also C-contiguous, else None."""
+    """Return `out` if it fits and is C-contiguous, for writing a result directly; else None."""
     return out if fits(out, shape, dtype) and out.flags.c_contiguous else None
 
 
@@ -61,7 +61,7 @@ def copied(part: Image, out: Image | None) -> Image:
 def check_image(operation: str, image: Any) -> None:
     """Raise TypeError or ValueError unless `image` is an `Image`.
 
-    Three-dimensional floats are refused, since those of `ToFloat` have channels first.
+    Three-dimensional floats are refused, since `ToFloat` returns channels first.
     """
     takes = f"{operation} takes a uint8 or uint16 array (height, width, channels), or an array (height, width)"
     if isinstance(image, bytes):

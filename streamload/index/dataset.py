@@ -56,7 +56,7 @@ Columns = dict[str, NDArray[Any]]
 COLUMNS_FILE = "columns.npz"
 CLASSES_FILE = "classes.json"
 MOST_CLASSES_BYTES = 256 << 20
-# Names of the columns that are derived from tables; the last two are prefixes of field names.
+# Names of the columns that are derived from tables; after the last two, a field's name follows.
 KEY, KEY_HASH, LABEL, SIZE, PRESENT = "key", "key hash", "label", "size.", "has."
 
 _TO_THE_END = 1 << 62
@@ -65,7 +65,7 @@ _GONE = (
     "every version of a dataset its own folder)"
 )
 _NOT_OF_FIELDS = (KEY, KEY_HASH, LABEL)
-# Names in conditions that need no metadata columns, besides `size.<field>` and `"<field>"`.
+# Names that conditions can use without metadata columns, besides `size.<field>` and `"<field>"`.
 _BUILT_IN = ("key", "label", "class_name", "fraction")
 _HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
 _SHARDS, _CRC32, _STARTS = "shards", "table_crc32", "starts"
@@ -124,13 +124,13 @@ class Dataset:
         return [number for shard in shards for number in (shard, *self._sidecars.get(shard, ()))]
 
     def is_growing(self, shard: int) -> bool:
-        """Return True until a shard has been scanned; sidecars have an index."""
+        """Return True until a shard's number of samples is known; False for sidecars."""
         return shard < len(self.counts) and bool(self.counts.values[shard] < 0)
 
     # -- tables ----------------------------------------------------------------------------------------------------
 
     def find(self, shard: int) -> ShardTable | None:
-        """Return a shard's table, and record its count; None if it must be scanned. Blocks unless already fetched.
+        """Return a shard's table, and record its count; None for a shard to scan. Blocks unless the table is fetched.
 
         Raises:
             DatasetIndexError: the index is damaged or belongs to another shard.
@@ -153,14 +153,13 @@ class Dataset:
         """Return a shard's table, with its sidecars' fields.
 
         Raises:
-            DatasetIndexError: as for `find`; or a sidecar's samples differ or are in another order, or it has a field
-                of the shard.
+            DatasetIndexError: as for `find`; or a sidecar has other samples, another order, or a field of its shard.
         """
         table = self.find(shard)
         return table if table is None or shard not in self._sidecars else self._join(shard, table).table
 
     def locate(self, shard: int) -> tuple[ShardTable, int]:
-        """Return a table with a shard's samples, and the first one's number; raise like `find_joined`.
+        """Return a table with a shard's samples, and the number of their first row; raise like `find_joined`.
 
         Shards of one index may share a table; its offsets are relative to each sample's shard.
         """
@@ -186,11 +185,11 @@ class Dataset:
         return located
 
     def at_hand(self, shard: int) -> ShardTable | None:
-        """Return a shard's table; None if it must first be read."""
+        """Return a shard's table; None if it must first be read or scanned."""
         return None if self.needs_read(shard) else self.find(shard)
 
     def hold(self, shards: Collection[int]) -> list[int]:
-        """Keep these shards' tables instead of those of the last call; return the shards that must be read."""
+        """Keep the tables of these shards only; return the shards whose tables must be read."""
         indexed = (shard for shard in shards if self.listing.shard(shard).index_folder is not None)
         self._needed = frozenset([*shards, *(self._place(shard)[0] for shard in indexed)])
         return [shard for shard in shards if self.needs_read(shard)]
@@ -202,7 +201,7 @@ class Dataset:
         return self._place(shard)[0] not in self._runs
 
     async def fetch(self, shard: int, storages: Storages | None = None) -> None:
-        """Read the bytes for `find` on the running loop: one request for neighbouring tables.
+        """Fetch a shard's table for `find`, by one request for neighbouring tables, on the running loop.
 
         Raises:
             DatasetIndexError: the index is damaged or belongs to another shard.
@@ -246,14 +245,14 @@ class Dataset:
             self.counts.at_least(shard, len(table))
 
     def next_scan(self, shard: int) -> tuple[int, int]:
-        """Return the start of a shard's next scan, and the end of the bytes it needs."""
+        """Return the start of a shard's next scan, and the end of the bytes that the scan needs."""
         growing = self._growing.get(shard)
         if growing is None or growing.needs is None:
             return 0, BLOCK_BYTES
         return growing.resume, growing.needs
 
     def stretches(self, number: int, samples: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Convert ranges `[start, end)` of a shard's samples to ranges of its sidecar `number`, if known."""
+        """Convert half-open ranges of a shard's samples to those of its sidecar `number`, if the tables are read."""
         owner = self.listing.owner(number)
         table = self.at_hand(owner)
         if owner == number or table is None or any(map(self.needs_read, self._sidecars[owner])):
@@ -292,7 +291,7 @@ class Dataset:
     # -- reading an index ------------------------------------------------------------------------------------------
 
     def _place(self, shard: int) -> tuple[TableGroup, int]:
-        """Return the group with a shard's table, and its number there."""
+        """Return the group with a shard's table, and the table's number there."""
         listed = self.listing.shard(shard)
         return self.listing.indexes[listed.index_folder or ""].place(listed.name)
 
@@ -359,7 +358,7 @@ class _Joined(NamedTuple):
     Attributes:
         tables: the tables of the shard and its sidecars.
         table: the joined table.
-        matched: for each sidecar, the numbers of the shard's samples there, or MISSING.
+        matched: for each sidecar, the number there of each sample of the shard, or MISSING.
     """
 
     tables: list[ShardTable]
@@ -368,7 +367,7 @@ class _Joined(NamedTuple):
 
 
 def _matched_samples(table: ShardTable, sidecar: ShardTable, url: str) -> NDArray[np.int64]:
-    """Return the number of each sample's key in a sidecar, int64[S], or MISSING.
+    """Return each sample's number in a sidecar, matched by key, int64[S], or MISSING.
 
     Raises:
         DatasetIndexError: the sidecar's samples are in another order.
@@ -428,7 +427,7 @@ async def read_shard(
     labels: bool = False,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> ReadShard:
-    """Read a shard strictly, with a few megabytes in memory, or its largest sample if it is remote or compressed.
+    """Read a shard strictly. A few megabytes are held; of a remote or compressed shard, the largest sample.
 
     Args:
         storage: the shard's storage.
@@ -683,7 +682,7 @@ def _read_columns(index: DatasetIndex, storages: Storages) -> tuple[tuple[str, .
 
 
 def _columns_in(content: bytes | None, index: DatasetIndex) -> tuple[Columns, dict[str, slice]]:
-    """Return the columns in a file, and the rows of each shard whose table has not changed since."""
+    """Return the columns in a file, and the rows of each shard whose table is still the same."""
     if not content:
         return {}, {}
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
@@ -713,7 +712,7 @@ def _no_column(name: str, fields: Sequence[str] | None, columns: Sequence[str]) 
 
 
 def update_columns(storage: Storage, index: DatasetIndex, columns: Mapping[str, NDArray[Any]]) -> None:
-    """Add or replace columns of all samples of an index in its file of columns, an archive of NumPy arrays.
+    """Add or replace columns in an index's file of columns, an archive of NumPy arrays over all samples.
 
     Columns in a file that is damaged or of other shards are dropped.
 
@@ -761,7 +760,7 @@ def read_class_names(folders: Sequence[str], storages: Storages) -> tuple[str, .
                 here, there = (f"is {name!r}" if name is not None else "has no name" for name in pair)
                 raise DatasetIndexError(
                     f"the same label stands for different classes: {label} {here} here, but {there} in {first!r}; pack "
-                    f"them with one numbering (`shardify --classes {first}`), read each apart, or leave cls out of "
+                    f"them with one numbering (`shardify --classes {first}`), read each alone, or leave cls out of "
                     "fields. In a Mixture, a Portion with a transform of its own may give its labels another meaning",
                     url=other,
                 )

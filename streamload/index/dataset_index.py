@@ -35,7 +35,7 @@ from streamload.text import counted
 _log = logging.getLogger("streamload")
 
 INDEX_FOLDER = ".streamload"  # beside the shards
-INDEX_FILE = "index.json"  # the list of shards in that folder
+INDEX_FILE = "index.json"  # in that folder: the list of shards
 MOST_INDEX_BYTES = 4 << 30  # maximum size of an index file
 # Maximum size of neighbouring tables read at once: a request costs as much as reading these bytes.
 GROUP_BYTES = 128 << 10
@@ -116,7 +116,7 @@ class TableRun(NamedTuple):
 
     Attributes:
         table: the samples of all shards in order, with offsets relative to each sample's shard.
-        firsts: the number of each shard's first sample, followed by the number of all samples.
+        firsts: the number of each shard's first sample, followed by the total number of samples.
         shard_bytes: the size of each shard.
         about: the JSON of each table.
     """
@@ -150,7 +150,7 @@ class TableRun(NamedTuple):
 
 
 def _unpack(content: bytes, edges: Sequence[int]) -> TableRun:
-    """Join the packed tables between edges, which must have equal fields and flags. A single table is not copied.
+    """Join the packed tables between `edges`. Their fields and flags must be equal. A single table is not copied.
 
     Raises:
         _TableError: a table is damaged, of another version, or exceeds its shard; or the fields differ.
@@ -248,7 +248,7 @@ class IndexedShard(NamedTuple):
 
     Attributes:
         name: the file's name, without a folder.
-        bytes: the file's size; a compressed shard's table records the archive's size.
+        bytes: the file's size; the table of a compressed shard has the decompressed size instead.
         samples: the number of samples.
         etag: the version in the storage, if recorded.
         file: the table file in the index's folder; empty for a new entry.
@@ -455,7 +455,7 @@ def _are(values: Sequence[object], types: set[type]) -> bool:
 
 
 _Packed = Callable[[str], bytes | None]
-# Entries for one table file, with their tables if these are new.
+# The entries of one table file, each with its table if the table is new.
 _Run = list[tuple[IndexedShard, bytes | None]]
 
 
@@ -482,12 +482,12 @@ class IndexFolder:
     ) -> DatasetIndex:
         """Add or replace shards, drop those that are gone, and return the index. A broken index is replaced.
 
-        The bytes depend on the entries alone, not on their order or the time. One table file is held at a time; files
-        without a changed table are not read. Other writers of a local index wait.
+        The index's bytes depend on the entries alone, not on their order or the time. One table file at a time is in
+        memory; files without a changed table are not read. Other writers of a local index wait.
 
         Args:
             entries: the shards.
-            fields: the fields of all their tables.
+            fields: the fields of the shards' tables.
             packed: returns a shard's packed table.
             gone: returns True for names whose entries are dropped.
 
@@ -559,7 +559,7 @@ class IndexFolder:
         return index
 
     def _write_tables(self, run: _Run, read: Callable[[str], bytes | None]) -> list[IndexedShard]:
-        """Write a table file without old tables that are damaged, and return its entries."""
+        """Write a table file, leave out damaged old tables, and return the entries."""
         kept: list[tuple[IndexedShard, bytes]] = []
         for entry, new in run:
             table = new or (read(entry.file) or b"")[entry.start : entry.start + entry.table_bytes]
@@ -603,7 +603,7 @@ def _runs(entries: Sequence[IndexedShard], packed: _Packed) -> Iterator[_Run]:
 
 
 def read_if_there(storage: Storage, url: str, most_bytes: int) -> bytes | None:
-    """Read a small file; None if it does not exist, or is the page that some web servers send in its place.
+    """Read a small file; None if it does not exist, or if a web server sends an HTML page in its place.
 
     Raises StorageError if it cannot be read.
     """

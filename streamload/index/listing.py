@@ -66,17 +66,17 @@ def list_shards(
     """List the shards of `urls`, and find the indexes beside them.
 
     Braces and `::` are expanded in order; the matches of a glob and the shards of a folder are sorted. A folder stands
-    for the shards in its index, or for its tar files if it has none.
+    for the shards in its index, or for its tar files if it has no index.
 
     A remote folder costs one request for its index, and without an index two more: for the mark of an interrupted
-    writer, and for a listing. Index entries of remote shards are trusted until the shard is read. Web servers cannot
+    writer, and for a listing. Index entries of remote shards are trusted until the shards are read. Web servers cannot
     list: without an index the sizes of their shards are `UNKNOWN_BYTES`.
 
     Args:
         urls: a string or path, or a list of them: shards, patterns, folders.
         index: the folder of an index elsewhere, `.streamload` or its parent, instead of the indexes beside the shards.
         storages: for remote shards; by default without options.
-        join: sidecars: indexed datasets with a shard for each shard, of the same name or at the same position.
+        join: sidecars: indexed datasets with a shard for each shard of `urls`, by name or else by position.
 
     Raises:
         TypeError, ValueError: `urls` has the wrong type, an unknown storage or compression, or a repeated shard; or a
@@ -88,7 +88,7 @@ def list_shards(
     """
     storages = Storages() if storages is None else storages
     collects = gc.isenabled()
-    gc.disable()  # in a large program, collections take a third of the time of a very long listing
+    gc.disable()  # in a large program, garbage collection takes a third of the time of a very long listing
     try:
         listing = _listed(urls, index, storages)
         for sidecar in join:
@@ -101,7 +101,7 @@ def list_shards(
 
 def _listed(urls: Urls, index: str | os.PathLike[str] | None, storages: Storages) -> Listing:
     finder = ShardFinder(index, storages)
-    folders: dict[str, tuple[str, DatasetIndex | None]] = {}  # shards share one string, which is pickled once
+    folders: dict[str, tuple[str, DatasetIndex | None]] = {}  # one string for all shards in it, pickled once
     shards: list[Shard] = []
     counts: list[int] = []
     for url, size, mtime_ns, etag in finder.find(urls):
@@ -202,7 +202,7 @@ class Listing:
         counts: the number of samples of each shard; None unless every shard is in an index.
         fields: the fields in all indexes, in the order of first appearance.
         sidecars: indexed shards with more fields of the same keys, numbered after `shards`.
-        owners: the shard of each sidecar.
+        owners: the number of each sidecar's shard.
         sidecar_fields: the fields of all sidecars.
         indexes: the indexes, by their own folders.
     """
@@ -244,7 +244,7 @@ class Listing:
         return Pin(total_bytes, shard.etag, indexed=shard.index_folder is not None)
 
     def owner(self, number: int) -> int:
-        """Return the shard of a sidecar, or the shard itself."""
+        """Return the number of a sidecar's shard; for a shard, its own number."""
         count = len(self.shards)
         return number if number < count else self.owners[number - count]
 
@@ -347,8 +347,8 @@ class ShardFinder:
     def refuse_unfinished(self, folder: str, name: str | None = None) -> None:
         """Raise an error if the writer of a shard, or of a whole folder, was interrupted or is running.
 
-        Only for shards that no index beside them lists: an index is written after its shards, and its entries are
-        removed before them.
+        Call this only for shards that no index beside them lists: an index is written after its shards, and entries are
+        removed before shards.
 
         Raises:
             DatasetIndexError: the shards are unfinished, or their mark is damaged.
@@ -413,7 +413,7 @@ class ShardFinder:
                 url=folder,
             ) from unreadable
         shards = shards_in(storage, folder)
-        if not shards:  # even without `uses_indexes`, the index knows what is missing
+        if not shards:  # even without `uses_indexes`, the index names the missing shards
             index = index or self._read(f"{folder}/{INDEX_FOLDER}")
         if index is not None:
             return self._as_indexed(folder, shards, index)
@@ -471,7 +471,7 @@ class ShardFinder:
             for url in named:
                 if url in listed:
                     infos[url] = listed[url]
-                elif listed and not shard_name(url).startswith("."):  # which listings omit
+                elif listed and not shard_name(url).startswith("."):  # listings omit hidden shards
                     raise missing_error(url, shard_name(url), map(shard_name, listed), folder)
                 else:
                     alone.append(url)
@@ -559,7 +559,7 @@ def unfinished_error(unfinished: UnfinishedSet, folder: str) -> DatasetIndexErro
     """Return the error for reading an unfinished set."""
     advice = _ADVICE.get(unfinished.writer, "their writer was interrupted, or is still running; write them again")
     return DatasetIndexError(
-        f"the shards in this folder are not complete: {advice}. (To read the existing ones anyway, "
+        f"the shards in this folder are not complete: {advice}. (To read the existing shards anyway, "
         f"remove {_MARK_FILE} from it)",
         url=folder,
     )
@@ -567,7 +567,7 @@ def unfinished_error(unfinished: UnfinishedSet, folder: str) -> DatasetIndexErro
 
 @dataclass(frozen=True, slots=True)
 class ShardNaming:
-    """A form of names: `shard-%06d.tar`, with at least `digits` digits; None stands for any text, as in `*.tar`."""
+    """A form of names: `shard-%06d.tar`, with at least `digits` digits; if `digits` is None, any text (`*.tar`)."""
 
     before: str
     digits: int | None
@@ -591,7 +591,7 @@ def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tu
     """Return a writer's folder and names: from a path with one `%06d` and `.tar`, or from a folder and a prefix.
 
     Raises:
-        TypeError, ValueError: the pattern is hidden or does not have exactly one number, or the prefix is not a visible
+        TypeError, ValueError: the pattern is hidden or does not have exactly one `%06d`, or the prefix is not a visible
             name.
     """
     path = os.fspath(pattern_or_folder) if isinstance(pattern_or_folder, str | os.PathLike) else None

@@ -39,8 +39,8 @@ class AsyncChannel:
 
         Args:
             message: any picklable object.
-            descriptors: sent as duplicates.
-            close: send and close the descriptors themselves.
+            descriptors: sent as duplicates, unless `close`.
+            close: close the descriptors once they are sent.
         """
         if self._closed:
             _close_all(descriptors if close else ())

@@ -140,7 +140,7 @@ class Channel:
         """
         deadline_s = None if timeout_s is None else monotonic() + timeout_s
         while (message := self._frames.take()) is None:
-            if deadline_s is not None:  # of the whole message, however slowly its bytes arrive
+            if deadline_s is not None:  # for the whole message, however slowly its bytes arrive
                 self._socket.settimeout(max(_LEAST_TIMEOUT_S, deadline_s - monotonic()))
             try:
                 self._read(wait=True)
@@ -169,7 +169,7 @@ class Channel:
         return self._socket.fileno()
 
     def close(self, *, ends: bool = False) -> None:
-        """Close the socket; `ends` also ends the stream if a fork keeps the socket open. Idempotent."""
+        """Close the socket; `ends` ends the stream even if a fork keeps the socket open. Idempotent."""
         if ends:
             with contextlib.suppress(OSError):  # the other end is gone
                 self._socket.shutdown(socket.SHUT_WR)

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 """Raw memory; every view keeps the mapping alive."""
 
-# Maximum gap to read between two ranges: it takes a microsecond or two, as long as another call.
+# Maximum gap between ranges that one call reads: reading the gap takes a microsecond or two, as does another call.
 _GAP_BYTES = 16 << 10
 
-# Unused bytes before the first range, since decoding numbers also reads the bytes before them.
+# Unused bytes before the first range, since decoding a number also reads the bytes before it.
 _LEAD_BYTES = 64
 
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -50,7 +50,7 @@ def map_memory(descriptor: int, size_bytes: int, *, writable: bool) -> Bytes:
     array = np.frombuffer(buffer_type.from_address(address), np.uint8)
     if not writable:
         array.flags.writeable = False
-    # Not at exit: threads may still read the memory, and the kernel unmaps it.
+    # Not unmapped at exit: threads may still read the memory, and the kernel unmaps it.
     weakref.finalize(array, _libc.munmap, address, size_bytes).atexit = False
     return array
 

@@ -79,7 +79,7 @@ class SlotPool:
 
     A slot's life: `take` (workers fill it), `announce` (its batch is sent to the trainer), `note_taken` (the loop has
     the batch), `note_released` (no view is left; the slot is free again). Workers and the trainer get duplicates of its
-    descriptor; the trainer closes its own after mapping.
+    descriptor; the trainer closes its duplicate after mapping.
 
     A user who keeps batches keeps their slots; after `MOST_KEPT_SLOTS` the pool forgets the oldest.
 
@@ -107,7 +107,7 @@ class SlotPool:
     def take(self) -> int:
         """Return a free slot, or a new one, which its worker enlarges."""
         if self._free:
-            return self._free.popleft()  # the oldest, in case one of the user's CUDA streams still copies from it
+            return self._free.popleft()  # freed first, since a user's CUDA stream may still copy from a newer one
         slot = next(self._numbers)
         self.descriptors[slot] = new_memory(_PAGE_BYTES)
         self._sizes[slot] = -1
@@ -118,7 +118,7 @@ class SlotPool:
         self._announced.append(slot)
         if size_bytes <= self._sizes[slot]:
             return False
-        self._sizes[slot] = round_up(size_bytes)  # at least, since the trainer maps the whole file
+        self._sizes[slot] = round_up(size_bytes)  # a lower bound, since the trainer maps the whole file
         return True
 
     def note_taken(self, batches: int) -> None:
@@ -172,7 +172,7 @@ class SlotReader:
 
     Args:
         on_map: called with newly mapped memory, to page-lock it.
-        fence: returns a function that returns True once all queued reads of devices are done.
+        fence: returns a function that returns True once all reads queued on devices are done.
     """
 
     def __init__(
@@ -196,13 +196,13 @@ class SlotReader:
 
     def lease(self, slot: int) -> Bytes:
         """Return a slot's memory for one batch; the slot is free when all views of it are gone."""
-        # Through a memoryview: otherwise NumPy makes the user's views refer to the mapped array, and the lease ends.
+        # Made through a memoryview: otherwise NumPy refers the user's views to the mapped array, and the lease ends.
         lease = np.frombuffer(self._memory[slot].data, np.uint8)
         self._leases[slot] = weakref.ref(lease, partial(_end_lease, slot, self._leases, self._ended))
         return lease
 
     def take_released(self) -> tuple[int, ...]:
-        """Return the slots that became free, oldest first: their views are gone, and copies queued until then done."""
+        """Return the slots that became free, oldest first: their views are gone, and earlier device copies are done."""
         with self._collecting:
             ended = [self._ended.popleft() for _ in range(len(self._ended))]
             if self._fence is None:

@@ -61,7 +61,7 @@ def raise_descriptor_limit() -> None:
 
 
 def with_limit_named(error: BaseException) -> BaseException:
-    """Return the error; in place of EMFILE, a WorkerError that names the limit."""
+    """Return the error, or in place of EMFILE a WorkerError that names the limit."""
     if not isinstance(error, OSError) or error.errno != errno.EMFILE:
         return error
     named = WorkerError(

@@ -61,7 +61,7 @@ class Interleaving:
         return positions
 
     def positions_apart(self, lanes: IntArray, numbers: IntArray) -> IntArray:
-        """Return the positions of outputs in any order, from separate streams."""
+        """Return the positions of outputs in any order, without moving `streams`."""
         pairs, places = np.unique(np.stack((lanes, numbers)), axis=1, return_inverse=True)
         separate = Interleaving(self.sequence, self._n_lanes, self._radius)
         separate.refresh()
@@ -113,8 +113,8 @@ class Interleaving:
     def unpassed(self, shard: int, least: int, most: int) -> list[tuple[int, int]]:
         """Return half-open ranges of a shard that cover all its samples among later outputs.
 
-        Runs that have not begun are left out: their parts may be fetched again. Every lane has reached number `least`,
-        and none has passed `most`.
+        Runs not yet begun are left out: their parts can be fetched again. Every lane has reached output `least`, and
+        no lane has passed output `most`.
         """
         sequence = self.sequence
         places = sequence.places_of(shard)

@@ -3,8 +3,8 @@
 **The shuffle.** The sample at position p of its lane has the key `p + u * w`, u uniform in [0, 1), w the window; the
 lane emits its samples in the order of their keys, and samples with equal keys in the order of their positions.
 
-**Why it can start anywhere.** Float64 addition rounds, but never past a representable bound, so the key of position
-p lies in [p, p + w] (both ends included: u * w may round p + u * w up to p + w, and positions below 2**53 are exact).
+**Why a stream can start anywhere.** Float64 addition rounds, but never past a representable bound, so position p's key
+lies in [p, p + w] (both ends included: u * w may round p + u * w up to p + w, and positions below 2**53 are exact).
 Let K(n) be the n-th smallest key, n counted from 0.
 
 - n <= K(n): a key below n belongs to a position below n, and there are only n of those.
@@ -15,7 +15,7 @@ start at number n, draw the keys from position a = max(0, n - w) on. The positio
 among the first n outputs, so exactly n - a of the drawn ones are emitted before number n: skip those. The keys depend
 on positions and draws only, so the rest of the stream is the same wherever it was started.
 
-**Why it is final in blocks.** Once the positions below e are drawn, every later key is at least e, and a later position
+**Why blocks are final.** Once the positions below e are drawn, every later key is at least e, and a later position
 with the key e loses the tie. So all drawn keys of at most e are final, and at most w positions are held back.
 """
 
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 
 def lane_bounds(n_samples: int, n_lanes: int) -> NDArray[np.int64]:
-    """Cut the concatenated shards into lanes: lane l is `bounds[l]:bounds[l + 1]`, int64[n_lanes + 1].
+    """Return the bounds of lanes in the concatenated shards, int64[n_lanes + 1]; lane l is `bounds[l]:bounds[l + 1]`.
 
     The lengths of two lanes differ by at most one.
     """
@@ -40,7 +40,7 @@ def lane_bounds(n_samples: int, n_lanes: int) -> NDArray[np.int64]:
 def expected_radius(number_end: int, window: int) -> int:
     """Estimate how many positions must be drawn before the first `number_end` outputs are final.
 
-    Of the positions below x, about x**2 / 2w have a key below x while x < w, and x - w/2 from there on.
+    Of the positions below x, about x**2 / 2w have a key below x if x < w, and x - w/2 otherwise.
     """
     if 2 * number_end >= window:
         return number_end + window // 2
@@ -94,7 +94,7 @@ class SlidingShuffle:
         self._block = self._full_block if self._drawn_end else self._first_block
 
     def grow(self, known_end: int, ended: bool) -> None:
-        """Set how many positions of the lane are known, and if it ends there."""
+        """Set how many positions of the lane are known, and whether the lane ends there."""
         self._known_end = known_end
         self._ended = ended
 

@@ -48,7 +48,7 @@ class BlockShares:
         self.sizes: IntArray = self.before(np.array([full]))[0] + self._last
 
     def before(self, blocks: IntArray) -> IntArray:
-        """Count each dataset's samples before given blocks, int64[len(blocks), D]; one past the last is allowed."""
+        """Count each dataset's samples before blocks, int64[len(blocks), D]; one block past the last is allowed."""
         inside = np.minimum(blocks, self._full)
         periods, rest = np.divmod(inside, self._period)
         counts: IntArray = inside[:, np.newaxis] * self._whole + periods[:, np.newaxis] * self._extra[-1]
@@ -57,7 +57,7 @@ class BlockShares:
         return counts
 
     def turns(self, draws: CounterDraws, start: int, end: int) -> tuple[IntArray, IntArray]:
-        """Return the dataset at each position of `start:end`, and the number of its output there; int64 each."""
+        """Return the dataset at each position of `start:end`, and the number of that dataset's output; int64 each."""
         first, last = start // self._block, (end - 1) // self._block
         before = self.before(np.arange(first, last + 2))
         datasets, numbers = [], []
@@ -82,7 +82,7 @@ def _divided(shares: tuple[float, ...], size: int) -> tuple[IntArray, int, IntAr
     """Divide a number of samples by shares.
 
     Returns:
-        The integer parts; the period, the shortest exact one or else the longest; the fractions as multiples of
+        The integer parts; the shortest exact period, or else `_LONGEST_PERIOD`; the fractions as multiples of
         1/period.
     """
     exact = np.array(shares) * size

@@ -29,7 +29,7 @@ Outputs = tuple[IntArray, IntArray, IntArray]
 # Maximum number of a streamed lane's outputs to finalize beyond the next batch.
 _MOST_NUMBERS_AHEAD = 65_536
 
-# Batches inspected to predict shards; usually all batches of a rank have the same lanes.
+# Number of batches inspected to predict shards; usually all batches of a rank have the same lanes.
 _BATCHES_WITH_KNOWN_LANES = 16
 
 
@@ -156,7 +156,7 @@ class EpochPlan:
         return [int(shard) for shard in following[self._counts.values[following] == UNKNOWN][:limit]]
 
     def finished(self) -> list[int]:
-        """Return shards finished since the last call, at most a window late; at the end, the rest."""
+        """Return shards finished since the last call, at most a window late; after the last batch, all others."""
         # For each dataset the lowest output number still to come; None if the epoch has ended.
         passed = [None] * len(self.interleavings) if self._ended else self._passed(0)
         pairs = zip(self.interleavings, passed, strict=True)
@@ -165,8 +165,8 @@ class EpochPlan:
     def unpassed(self, shard: int) -> list[tuple[int, int]]:
         """Return half-open ranges of a shard that cover all its samples in later batches.
 
-        Runs that have not begun are left out: their parts may be fetched again. In a lane that this rank reads, a range
-        begins at the next sample; in any other, at most a window earlier.
+        Runs not yet begun are left out: their parts can be fetched again. In a lane that this rank reads, a range
+        begins at the next sample; in any other lane, at most a window earlier.
         """
         if self._ended:
             return []
@@ -233,7 +233,7 @@ class EpochPlan:
         return [self._next_start // self.lanes] * len(self.interleavings)
 
     def _shards_to_window_end(self) -> int:
-        """Estimate how many shards the next batch needs beyond the first unknown one."""
+        """Estimate how many shards the next batch needs beyond the first unknown shard."""
         sequence = self.interleavings[0].sequence
         first_end = self._next_start + self._slice.stop
         radius = max(expected_radius(first_end, self._options.radius), self._next_start + self._global_batch)
@@ -299,7 +299,7 @@ class EpochPlan:
         return np.zeros(len(positions), np.int64), *lanes_and_numbers(positions, known_end, self.lanes)
 
     def _locate(self, datasets: IntArray, lanes: IntArray, numbers: IntArray, *, apart: bool = False) -> IntArray:
-        """Return shard, sample and repeat of outputs, int64[3, rows]; if `apart`, from separate streams."""
+        """Return shard, sample and repeat of outputs, int64[3, rows]; `apart` allows any order."""
         located = np.empty((3, len(datasets)), np.int64)
         for dataset, interleaving in enumerate(self.interleavings):
             rows = slice(None) if len(self.interleavings) == 1 else np.flatnonzero(datasets == dataset)
@@ -337,7 +337,7 @@ class MixturePlan(EpochPlan):
         return [Interleaving(sequence, self.lanes, options.radius) for sequence in sequences]
 
     def _passed(self, blocks: int, /) -> list[int]:
-        """Return the output number that each dataset's lanes have reached `blocks` blocks after the plan's position."""
+        """Return the output number that each dataset's lanes reach, `blocks` blocks after the plan's position."""
         if not self.interleavings:
             return []
         before = self._shares.before(np.array([self._next_start // self._block + blocks]))[0]

@@ -1,8 +1,8 @@
 """Derive randomness from counters: every draw is a pure function of seed, epoch, purpose and place of use.
 
 The generator is Philox4x64-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011),
-which maps a key of two words and a counter of four to four random words. The order uses only these raw words, which the
-paper fixes; the methods of `numpy.random.Generator` may change between versions of NumPy.
+which maps a key of two words and a counter of four words to four random words. The order uses only these raw words,
+which the paper fixes; the methods of `numpy.random.Generator` may change between versions of NumPy.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def as_uniforms(words: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 def permutation(seed: int, epoch: int, n: int, purpose: str = "shards") -> NDArray[np.int64]:
-    """Return a random permutation of `n` for one epoch, int64[n]: the stable argsort of n random words."""
+    """Return a permutation of `range(n)` for one epoch, int64[n]: the stable argsort of n random words."""
     draws = CounterDraws(philox_key(seed, epoch, purpose))
     draws.set_counter(0, 0)
     return np.argsort(draws.bits.random_raw(n), kind="stable").astype(np.int64, copy=False)

@@ -1,4 +1,4 @@
-"""Build the sequence of an epoch's samples: every shard once, runs of shards, or a sampler's list.
+"""Build the sequence of an epoch's samples: every shard once, other runs, or a sampler's list.
 
 A run is a piece of a shard, or a shard with each sample repeated as often as it is drawn.
 """
@@ -40,7 +40,7 @@ class Runs:
 
     Attributes:
         shards: the shard of each run.
-        firsts: the first sample within the shard.
+        firsts: the number of its first sample in the shard.
         lengths: the number of samples, above 0.
         passes: the number of the pass, counted from the epoch's first.
     """
@@ -91,7 +91,7 @@ class RepeatCounts:
 
     def __init__(self, repeats: NDArray[Any], counts: IntArray) -> None:
         self._repeats = repeats.view(np.uint8) if repeats.dtype == np.bool_ else repeats
-        # In pieces of whole blocks: NumPy converts its whole input before it sums.
+        # Summed in pieces of whole blocks, since NumPy converts its whole input first.
         pieces = (self._repeats[start : start + _PIECE] for start in range(0, len(repeats), _PIECE))
         sums = [np.add.reduceat(piece, np.arange(0, len(piece), _BLOCK), dtype=np.int64) for piece in pieces]
         self._block_edges = np.cumsum(np.concatenate([np.zeros(1, np.int64), *sums]))
@@ -146,7 +146,7 @@ class SampleSequence:
         key: the key of the shuffle's draws.
         repeats: how often the samples of a pass are drawn; None for once each.
         counts: the shards' counts, if each shard is one run. The sequence then starts empty and grows as counts become
-            known, including the samples found so far in the first unknown shard.
+            known; it includes the samples found so far in the first unknown shard.
 
     Attributes:
         order: int64[n], the shard of each run.
@@ -176,7 +176,7 @@ class SampleSequence:
         self.extend()
 
     def extend(self) -> None:
-        """Append the shards whose counts have become known, and the samples found in the next one."""
+        """Append the shards whose counts have become known, and the samples found in the next shard."""
         start = self.known_runs
         while self._counts is not None and start < len(self.order):
             if self._counts.values[self.order[start]] == UNKNOWN:
@@ -295,7 +295,7 @@ def sequence_of_epoch(
 
     Args:
         options: the order's options.
-        counts: the shards' counts; some may become known later if every sample occurs once.
+        counts: the shards' counts; some can become known later if every sample occurs once.
         epoch: the epoch's number.
         numbers: int64[M], the epoch's samples, if the sampling is `Sampled`.
     """

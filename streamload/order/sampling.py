@@ -18,7 +18,7 @@ from streamload.order.randomness import CounterDraws, as_uniforms, philox_key
 IntArray = NDArray[np.int64]
 Words = Callable[[int, NDArray[np.unsignedinteger]], NDArray[np.uint64]]
 
-# Samples per draw, so that the arrays stay in the CPU cache.
+# Number of samples drawn at once, so that the arrays stay in the CPU cache.
 _CHUNK = 1 << 16
 
 # Half-width of the search for a bound, in standard deviations.
@@ -55,7 +55,7 @@ class Mixed:
     Attributes:
         edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
         shares: the datasets' shares, above 0, which sum to 1.
-        block: number of samples in which each share holds to within one.
+        block: number of samples in which each share holds to within one sample.
         epoch_size: samples per epoch, over all ranks; None for the sum of all datasets.
         selected: bool[N], the samples to use; None for all.
     """

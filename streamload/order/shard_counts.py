@@ -15,7 +15,7 @@ UNKNOWN = -1
 ENDLESS = 1 << 62
 """The end of a range whose end is unknown."""
 
-# `bincount` is faster than sorting up to this ratio of the maximum to the number of values.
+# Up to this ratio of maximum to number of values, `bincount` is faster than sorting.
 _WORTH_COUNTING = 4
 
 

@@ -86,7 +86,7 @@ class Share:
     n_shares: int = 1
 
     def batches(self, full: int, last_rows: int, before: int) -> tuple[int, int]:
-        """Return the number of the share's batches among the rank's next `full`, and of its rows in a short last one.
+        """Return how many of the rank's next `full` batches are the share's, and its rows in a short last batch.
 
         `before` batches of other shares precede the next batch of this share.
         """

@@ -58,7 +58,7 @@ class LoaderState:
         """Create a state from a dictionary that `to_json` returned; unknown names are ignored.
 
         Raises:
-            LoaderStateError: not a state, of another format, or a value is missing or invalid; the message says which.
+            LoaderStateError: `mapping` is not a state or of another format, or a value is missing or invalid.
         """
         if not isinstance(mapping, Mapping) or mapping.get("kind") != _KIND:
             raise LoaderStateError(f"this is not a state of a StreamLoader; {_REMEDY}")
@@ -112,7 +112,7 @@ def check(saved: LoaderState, now: LoaderState, *, lanes: int | None) -> None:
         lanes: the loader's argument; None accepts any number.
 
     Raises:
-        LoaderStateError: the message lists all differences, with both values, and what to do.
+        LoaderStateError: the orders differ; the message lists all differences, and what to do.
     """
     names = ["seed", "shuffle", "window", "epoch_size", "weights", "mixture", "selection"]
     if not (saved.shuffle or now.shuffle):
