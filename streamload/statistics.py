@@ -17,7 +17,7 @@ from streamload.workers.launchers import processors_of_rank
 
 # Shorter runs are not judged: the pipeline is still filling.
 _LEAST_S, _LEAST_BATCHES = 1.0, 5
-# The loop's share of waiting below which the step is the bottleneck.
+# The step is the bottleneck if the loop waits for less than this share of its time.
 _SMALL_WAIT = 0.05
 # The verdict mentions a first batch that took longer than this, and longer than all others together.
 _LATE_S = 5.0
@@ -42,8 +42,8 @@ class Limit(NamedTuple):
 
     Attributes:
         stage: "step" is the user's own code between two batches; "work" decoding, transforms and collating; "network"
-            fetching; "memory" room in `memory_budget`; "scan" reading tar headers; "machine" other processes on its
-            processors; "unknown" too short a run.
+            fetching; "memory" room in `memory_budget`; "scan" reading tar headers; "machine" other processes on this
+            machine; "unknown" too short a run.
         sentence: the stage, the supporting figure, and a remedy.
     """
 
@@ -52,7 +52,7 @@ class Limit(NamedTuple):
 
 
 def find_limit(totals: Totals, machine: Machine) -> Limit:
-    """Return the bottleneck of a run; `totals` are without the first batch, as in `Statistics.settled`."""
+    """Return the bottleneck of a run; `totals` exclude the first batch, like `Statistics.settled`."""
     total_s = totals["loop_worked_s"] + totals["loop_waited_s"]
     batches = int(totals["batches"])
     if total_s < _LEAST_S or batches < _LEAST_BATCHES or not totals["samples"]:
@@ -95,8 +95,8 @@ def _work(totals: Totals, machine: Machine, total_s: float, waits: str) -> Limit
     if machine_s and delayed > 0.2 and others_s > 0.15 * machine_s:
         return Limit(
             "machine",
-            f"this machine: other processes take {others_s / machine_s:.0%} of its processors, so workers that could "
-            f"run stand still {delayed:.0%} of their time, and {waits}; run fewer other processes",
+            f"this machine: other processes take {others_s / machine_s:.0%} of its processors, so workers wait "
+            f"for a processor {delayed:.0%} of their time, and {waits}; run fewer other processes",
         )
     costs: list[tuple[float, str]] = [(totals["collate_s"], "collating"), (totals["scan_s"], "reading tar headers")]
     costs += [(seconds, f"decoding {name!r}") for name, seconds in totals.parts("decode_s").items()]
@@ -134,20 +134,21 @@ class Statistics:
     """Counts and durations of a loader's run so far, or since earlier statistics.
 
     Attributes:
-        samples: delivered to the loop.
-        batches: delivered to the loop.
+        samples: number delivered to the loop.
+        batches: number delivered to the loop.
         payload_bytes: bytes of the fields that were read, as stored.
         first_batch_s: the wait for the first batch, part of `stages["loop"].waited_s`.
-        skipped_samples: samples that failed and were skipped or replaced (`on_error`).
-        restarted_workers: workers that died and were replaced; a feeder that died counts as one.
+        skipped_samples: number of samples that failed and were skipped or replaced (`on_error`).
+        restarted_workers: number of workers that died and were replaced; a feeder that died counts as one.
         fetched_bytes: bytes from remote storage, before decompression.
-        requests: requests for ranges of shards.
-        failed_requests: requests that failed and were retried.
-        stages: seconds by stage: "plan" (order and index), "fetch" (all connections), "scan" (tar headers), "decode",
-            "transform" and "collate" (all workers, which wait for tasks), and "loop" (the user's code between batches).
+        requests: number of requests for ranges of shards.
+        failed_requests: number of requests that failed and were retried.
+        stages: seconds by stage: "plan" (order and index), "fetch" (all connections), "scan" (tar headers), "decode"
+            (all workers; its wait is for tasks), "transform", "collate" (all workers), "loop" (the user's code between
+            batches).
         limit: the bottleneck of this run: the stage, and the sentence of `verdict`.
         verdict: the bottleneck of this run and a remedy, in one sentence.
-        skipped_members: members that belong to no sample, by reason, in the shards scanned in this run.
+        skipped_members: number of members that belong to no sample, by reason, in shards scanned in this run.
         totals: sums by name, as in `as_dict`.
         settled: totals without the first batch, which includes the start of processes; the basis of the verdict.
         machine: the processors of the run.
@@ -180,7 +181,7 @@ class Statistics:
         self.verdict = self.limit.sentence
 
     def since(self, earlier: Statistics) -> Statistics:
-        """Return the difference from earlier statistics of the same loader, such as those of the last epoch."""
+        """Return the difference from earlier statistics of the same loader, such as those of the previous epoch."""
         totals, settled = self.totals.since(earlier.totals), self.settled.since(earlier.settled)
         return Statistics(totals, settled, self.skipped_members, self.machine)
 
@@ -234,7 +235,7 @@ class Meter:
     Attributes:
         workers: number of workers.
         totals: the sums of the trainer itself.
-        events: the events of a trace, while it is recorded; else None.
+        events: the events of the trace being recorded, or None.
     """
 
     workers: int = 0
@@ -264,7 +265,7 @@ class Meter:
         self.totals["batches"] += 1
 
     def add_time(self, kind: Literal["step", "wait"], seconds: float) -> None:
-        """Add the loop's step on the previous batch, or its wait for a batch that is already counted."""
+        """Add the duration of the loop's step, or of its wait, for the batch counted last."""
         self.totals["loop_worked_s" if kind == "step" else "loop_waited_s"] += seconds
         if self.events is not None:
             batch = int(self.totals["batches"]) - 1
@@ -276,7 +277,7 @@ class Meter:
     def statistics(self, skipped_samples: int, processors_elsewhere: int | None = None) -> Statistics:
         """Return the statistics so far.
 
-        `processors_elsewhere` is the number of processors of each feeder on another machine; None for local feeders.
+        `processors_elsewhere` is each remote feeder's number of processors; None for local feeders.
         """
         self.totals["skipped_samples"] = skipped_samples
         now = self._now()

@@ -81,13 +81,13 @@ class Mixture:
         mixture = Mixture({"photos": ("s3://b/photos", 0.7), "drawings": ("s3://b/drawings", 0.3)})
         loader = StreamLoader(mixture, 64, shuffle=True)
 
-    In every global batch each dataset has its share to within one sample. Shares still refer to the original batches if
-    a run is resumed with another global batch size. Passes over a dataset continue from epoch to epoch: a small one is
-    repeated, and a large one is read to its end over several epochs. An epoch has as many samples as all datasets
-    together, or `epoch_size`.
+    Every global batch holds each dataset's share to within one sample. After a resume with another global batch size,
+    shares hold for batches of the original size. Passes over a dataset continue from epoch to epoch: a small dataset is
+    repeated, a large one is read over several epochs. An epoch has as many samples as all datasets together, or
+    `epoch_size`.
 
     Args:
-        datasets: for each name a pair of urls and weight, or a `Portion`. Weights need not sum to 1.
+        datasets: by name, a pair of urls and weight, or a `Portion`. Weights need not sum to 1.
 
     Attributes:
         portions: the datasets by name, in the order given.
@@ -151,7 +151,7 @@ class SamplingOptions:
         lanes: the order's number of lanes, unless a loaded state has another.
         sampling: the order's sampling; None before `resolve`, or if every sample comes once.
         n_selected: the number of samples that `where` selects; None for all.
-        needs_counts: the number of samples must be known before a pass begins.
+        needs_counts: True if the number of samples must be known before a pass begins.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or two exclude each other.
@@ -238,7 +238,7 @@ class SamplingOptions:
         Args:
             edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
             selected: bool[N], the samples to use; None for all.
-            find_labels: called if weights need the labels of all samples.
+            find_labels: returns the labels of all samples; called only if weights need them.
 
         Raises:
             ValueError: the weights do not fit the dataset's labels or its number of samples.
@@ -285,7 +285,7 @@ class SamplingOptions:
             )
 
     def start(self, epoch: int, position: int, n_samples: int) -> EpochStart:
-        """Return the start of a pass; `n_samples` is used only if `needs_counts`. Raises what `draw` raises.
+        """Return the start of a pass; `n_samples` is used only if `needs_counts`. Raises as `SamplerDraws.draw`.
 
         A sampler numbers the selected samples; its numbers are converted to those of the whole listing.
         """
@@ -343,7 +343,7 @@ class SamplerDraws:
             )
         self._sampler = sampler
         self._numbers: NDArray[np.int64] | None = None
-        self._name: str | None = None  # the digest of these numbers, once a state needed it
+        self._name: str | None = None  # digest of `_numbers`, once a state needs it
         self._epoch = -1
         self._expected: str | None = None
 
@@ -362,10 +362,10 @@ class SamplerDraws:
         self._expected = state
 
     def draw(self, epoch: int, position: int, n_samples: int) -> NDArray[np.int64]:
-        """Return the samples of an epoch, int64[M]. A continued epoch is not drawn again.
+        """Return an epoch's sample numbers, int64[M]. A continued epoch is not drawn again.
 
         Raises:
-            TypeError, ValueError: the sampler yields something other than the number of a sample.
+            TypeError, ValueError: the sampler yields something other than sample numbers.
             LoaderStateError: the sampler's order differs from that of the loaded state.
         """
         if position and self._numbers is not None and self._epoch == epoch:
@@ -396,7 +396,7 @@ class SamplerDraws:
         return numbers
 
     def state(self, epoch: int) -> str:
-        """Return a name for the epoch's order, by which a state recognizes it."""
+        """Return a name by which a state recognizes the epoch's order."""
         if self._numbers is None or self._epoch != epoch:
             return self._expected or _UNDRAWN
         self._name = self._name or _digest("order", self._numbers.data)
@@ -458,7 +458,7 @@ def _label_weights(weights: str | Mapping[int, float], labels: Labels, existing:
 
 
 def _named(weights: _Checked) -> str:
-    """Return a short name for weights, by which a state recognizes them."""
+    """Return a short name by which a state recognizes weights."""
     if isinstance(weights, str):
         return weights
     if isinstance(weights, Mapping):

@@ -1,4 +1,4 @@
-"""Select samples by keys or by a condition, such as `aesthetic > 5 and "txt"`. Parsed by `ast`; nothing is executed."""
+"""Select samples by keys or by a condition, such as `aesthetic > 5 and "txt"`, parsed by `ast` and never executed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ReadColumns = Callable[[Sequence[str]], Mapping[str, NDArray[Any]]]
 ReadNames = Callable[[], Sequence[str] | None]
 _Columns = Mapping[str, NDArray[Any]]
 
-# The column of numbers in [0, 1) derived from keys; `fraction(7)` derives others, with the seed 7.
+# The column of numbers in [0, 1) derived from keys; `fraction(7)` derives other numbers, with seed 7.
 FRACTION = "fraction"
 CLASS_NAME = "class_name"
 
@@ -47,13 +47,13 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
 }
 _GRAMMAR = (
-    'a condition is made of columns (`aesthetic`), `key`, `label`, `class_name`, `fraction`, `size.jpg`, "txt" for '
-    "samples that have the field txt, numbers, strings, + - * / // %, < <= > >= == (not =) != in, and, or, not"
+    "a condition is made of numbers, strings, columns (`aesthetic`), `key`, `label`, `class_name`, `fraction`, "
+    '`size.jpg`, "txt" (the sample has that field), + - * / // %, < <= > >= == (not =) != in, and, or, not'
 )
 
 
 class Selection:
-    """Parse `where=` at once; `select` applies it to a dataset's columns.
+    """Parse `where=` on creation; `select` applies it to a dataset's columns.
 
     Attributes:
         where: as for `StreamLoader`; None selects all samples.
@@ -72,7 +72,7 @@ class Selection:
 
         Args:
             columns: the dataset's columns.
-            count: returns the number of samples; called if a function looks up no column.
+            count: returns the number of samples; called if a `where` function looks up no column.
 
         Raises:
             TypeError, ValueError: no sample is selected, keys do not exist, or the condition does not fit the columns.
@@ -166,7 +166,7 @@ class ColumnsOf:
                 self.columns[name] = _fractions(self.columns[KEY_HASH], int(name.partition(".")[2] or 0))
 
     def check_classes(self, names: Iterable[str]) -> None:
-        """Raise ValueError, which suggests similar names, for a class that is not in `classes.json`."""
+        """Raise ValueError with similar names for a class missing in `classes.json`."""
         for name in names:
             known = self._class_names() or ()
             if name not in known:
@@ -186,7 +186,7 @@ class ColumnsOf:
 
 
 def _fractions(key_hashes: NDArray[np.uint64], seed: int) -> NDArray[np.float64]:
-    """Return a number in [0, 1) for each key, derived from the key alone: adding samples does not change a split."""
+    """Return a number in [0, 1) for each key, from key and seed alone: adding samples does not change a split."""
     words = mixed_words(mixed_words(key_hashes) + np.uint64(seed % (1 << 64)))
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -213,7 +213,7 @@ class Expression:
         self._columns: _Columns = {}
         recorder = _Recorder()
         try:
-            self._evaluate(recorder)  # on no rows, which checks the grammar
+            self._evaluate(recorder)  # on empty columns, to check the grammar and to record names
         except TypeError:
             # A condition without any column gets the clearer error below.
             if any(isinstance(node, ast.BoolOp | ast.Name) for node in ast.walk(tree)):
@@ -244,7 +244,7 @@ class Expression:
         return ValueError(f"where={self._text!r}: `{ast.unparse(node)}` {why}; {_GRAMMAR}")
 
     def _condition(self, node: ast.expr) -> tuple[Any, Any]:
-        """Return masks of the rows for which a condition is true, and false; a missing number is in neither mask."""
+        """Return masks of the rows for which a condition is true, and false; neither includes missing numbers."""
         match node:
             case ast.BoolOp(op=operation, values=values):
                 true, false = zip(*map(self._condition, values), strict=True)
@@ -300,7 +300,7 @@ class Expression:
                 return -self._value(operand)
             case ast.Constant(value=bool() | int() | float() | str() as constant):
                 if isinstance(constant, int) and abs(constant) > _MOST_INT64:
-                    constant = float(min(constant, _HUGE))  # an array can hold this
+                    constant = float(min(constant, _HUGE))  # float64 can hold this
                 return np.asarray(constant)
         name = _name(node)
         if name is None:

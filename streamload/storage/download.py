@@ -19,12 +19,12 @@ from streamload.text import counted
 
 _Result = TypeVar("_Result")
 
-# Maximum number of consecutive failures of kinds that are often permanent: the address of a place that never answered
-# is probably wrong, a server without ranges never serves them, and credentials are read again only once.
+# Maximum number of consecutive failures of one kind, for kinds that are often permanent: the address of a host that
+# never answered is probably wrong, a server without ranges never serves them, and credentials are read again only once.
 _TRIES: dict[type[StorageError], int] = {NoConnectionError: 3, WholeAnswerError: 5, ExpiredCredentialsError: 2}
 
-# Even after the whole time-out a request is repeated once: it may have been making progress without sending a byte, as
-# the listing of a large bucket does.
+# A request is repeated once even if `give_up_timeout_s` has passed: the listing of a large bucket may be in progress
+# without having sent a byte.
 _LEAST_TRIES = 2
 
 # Maximum `Retry-After` that is obeyed.
@@ -66,14 +66,14 @@ class _Place:
 
 
 class Retries:
-    """The policy, and the state of each host or bucket."""
+    """Hold the retry policy, and the state of each host or bucket."""
 
     def __init__(self, policy: RetryPolicy | None = None) -> None:
         self.policy = policy or RetryPolicy()
         self._places: dict[str, _Place] = {}
 
     def begin(self, url: str, clock: Callable[[], float] = monotonic, *, reached: bool = False) -> Attempts:
-        """Return the attempts at a new request; with `reached`, its host or bucket has answered before."""
+        """Return the attempts at a new request; `reached` is True if its host or bucket is known to answer."""
         place = self._places.setdefault(place_of(url), _Place())
         place.reached |= reached
         return Attempts(self.policy, place, url, clock)
@@ -94,7 +94,7 @@ class Retries:
 
 
 class Attempts:
-    """The attempts at one request; `failures` are those since the last byte."""
+    """The attempts at one request; `failures` holds the errors since the last byte."""
 
     def __init__(self, policy: RetryPolicy, place: _Place, url: str, clock: Callable[[], float]) -> None:
         self.failures: list[StorageError] = []
@@ -110,7 +110,7 @@ class Attempts:
         return self.policy.give_up_timeout_s - silent_s
 
     def progressed(self) -> float:
-        """Forget the failures, since bytes arrived; return the time."""
+        """Forget the failures, since bytes arrived. Return the current time."""
         self.failures.clear()
         self._place.reached, self._place.is_warned_of = True, False
         self.progress_s = self._place.answered_s = self._clock()
@@ -138,7 +138,7 @@ class Attempts:
         return min(max(0.0, self.left_s()), asked_s + longest_s * (1.0 + _JITTER.random()) / 2.0)
 
     def warn_of_silence(self) -> float:
-        """Log a warning if the place has been silent for long, once until it answers again.
+        """Log a warning if the host or bucket has long been silent; only one until it answers.
 
         Returns the seconds until the warning is due, at most 0 if it was logged.
         """
@@ -163,7 +163,7 @@ class Pin:
     indexed: bool = False
 
     def check(self, url: str, total_bytes: int, etag: str | None) -> None:
-        """Compare with an answer, and learn from it. Raises ShardChangedError if the size or the etag differs."""
+        """Compare with an answer, which supplies an unknown size or etag. Raises ShardChangedError if one differs."""
         if self.total_bytes in (None, total_bytes) and same_etag(self.etag, etag):
             self.total_bytes = total_bytes
             self.etag = self.etag if etag is None else etag
@@ -188,7 +188,7 @@ class RequestCounts:
         throttled: requests refused because there were too many.
         broken: requests that failed otherwise, also in the middle of a body.
         answered: requests whose answer has begun.
-        answer_s: total seconds from these requests to their first bytes.
+        answer_s: total seconds from the answered requests to their first bytes.
     """
 
     requests: int = 0

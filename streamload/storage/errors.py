@@ -31,7 +31,7 @@ class NoConnectionError(TransientStorageError):
 
 
 class UntrustedServerError(StorageError):
-    """TLS failed, as it will for any other request."""
+    """TLS failed; a retry would fail too."""
 
 
 class WholeAnswerError(TransientStorageError):
@@ -43,7 +43,7 @@ class WholeAnswerError(TransientStorageError):
 _Kind = Callable[..., StorageError]
 _Answer = str | int
 
-# By HTTP status, by the storage's own code, or by a word of the tables below.
+# Error class and message by HTTP status, by the storage's own code, or by a word in the pattern tables below.
 _ANSWERS: dict[_Answer, tuple[_Kind, str]] = {}
 
 
@@ -122,7 +122,7 @@ _HOST = re.compile(r"https?://[^\s/?#\"',)]+")
 
 
 def answer_error(url: str, answer: _Answer | None, code: str | None = None, details: str = "") -> StorageError:
-    """Make the error for an HTTP status or a word of the table, and the storage's own code.
+    """Make the error for an `answer` (HTTP status or word in `_ANSWERS`) and the storage's own code.
 
     `details` may hold the address that was requested; the message shows its host.
     """
@@ -180,10 +180,10 @@ _OBSTORE: _Rows = (
     (r"TimedOut|Timeout", "timeout"),
     (r"kind: (?:Interrupted|Request|Decode|Unknown)|body error|IncompleteMessage", "broken"),
 )
-# Patterns for the names of all classes of an exception and its causes.
+# Patterns for the class names of an exception and its causes, with their base classes.
 _FSSPEC: _Rows = (
     (r"ClientConnector|ConnectionRefused|EndpointConnection|SSLError|gaierror|\bConnectError", "connect"),
-    # Before FileNotFoundError, which fsspec's http raises for every file whose size it does not get.
+    # First, since fsspec's http raises FileNotFoundError for every file whose size it does not get.
     (r"Timeout", "timeout"),
     (r"Disconnected|ClientPayload|ClientOSError|IncompleteRead|ConnectionClosed|Protocol", "broken"),
     (r"\bConnection\w*Error|\bReadError", "broken"),
@@ -194,7 +194,7 @@ _MOST_CAUSES = 10
 _STATUS = re.compile(r"status(?: code)?: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
 _CLOUD = re.compile(r"//169\.254\.169\.254|//metadata\.google\.internal|//metadata/computeMetadata")
-# Removed before words are matched: addresses, and the setting `ssl` in aiohttp's texts, do not describe the failure.
+# Removed before words are matched, since addresses, and `ssl` settings in aiohttp's texts, do not describe the failure.
 _ADDRESS = re.compile(r"https?://\S+|Cannot connect to host \S+ ssl:(?:<[^>]*>|\S+)")
 
 
@@ -222,7 +222,7 @@ def fsspec_error(url: str, exc: Exception) -> StorageError:
     """Make the error for an exception of a filesystem, whose text may hold keys or signatures."""
     causes: list[BaseException] = [exc]
     while len(causes) < _MOST_CAUSES:
-        cause = causes[-1].__cause__ or getattr(causes[-1], "reason", None)  # of urllib
+        cause = causes[-1].__cause__ or getattr(causes[-1], "reason", None)  # `reason` is urllib's
         if not isinstance(cause, BaseException):
             break
         causes.append(cause)
@@ -257,7 +257,7 @@ def _response_of(exc: BaseException) -> tuple[int | None, str | None, object]:
 
 @contextmanager
 def fsspec_errors(url: str, *passing: type[Exception]) -> Iterator[None]:
-    """Turn exceptions of a filesystem into a StorageError without a cause, except mistakes in code and `passing`."""
+    """Turn a filesystem's errors into StorageErrors without a cause, except TypeError, AssertionError and `passing`."""
     try:
         yield
     except Exception as exc:

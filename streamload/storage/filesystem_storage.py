@@ -42,11 +42,11 @@ _ETAGS = ("ETag", "etag", "e_tag", "blob_id", "md5Hash")
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 # Protocols that show a file before it is complete, so it is written under another name first.
 _RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
-# Time-outs of an answer about a file, and of reading a small file or a range. Only asynchronous filesystems obey them.
+# Time-outs for a file's metadata, and for reading a small file or a range. Only asynchronous filesystems obey them.
 INFO_TIMEOUT_S, FILE_TIMEOUT_S = 30.0, 120.0
 # Seconds until a file's version is requested again, since ranges are read without checking it.
 LOOK_AGAIN_S = 30.0
-# Ranges read at once, since each is held whole, and twice while its pieces are joined.
+# Maximum number of ranges read at once: each is held whole, and twice while its pieces are joined.
 RANGES_AT_ONCE = 16
 # Seconds between empty pieces while a range is being read.
 PROGRESS_S = 5.0
@@ -54,7 +54,7 @@ _PYARROW = "fsspec.implementations.arrow"
 
 
 def shard_info(url: str, known: Mapping[str, Any]) -> ShardInfo:
-    """Translate a filesystem's `info` or `ls` of a file. Size and time replace a missing ETag.
+    """Translate a file's entry in a filesystem's `info` or `ls`. Size and time replace a missing ETag.
 
     Raises StorageError for a folder.
     """
@@ -76,7 +76,7 @@ def _nanoseconds(moment: object) -> int:
 
 
 class FilesystemStorage:
-    """Files by any url that fsspec knows.
+    """Read and write files by any url that fsspec knows.
 
     Coroutines of asynchronous filesystems run on fsspec's own loop; other filesystems are called on threads.
     """
@@ -178,7 +178,7 @@ class FilesystemStorage:
         """Write by `pipe_file` or `put_file`, under another name if the file would appear while it is written."""
         protocols = {protocol_of(url)} if self._filesystem is None else protocols_of(self._filesystem)
         renames = not _RENAMING.isdisjoint(protocols)
-        name = secrets.token_hex(8)  # the same for all tries, so a later one replaces a file that cannot be removed
+        name = secrets.token_hex(8)  # the same for all tries, so a later try replaces a file that was not removed
 
         def put(fs: Any, path: str) -> None:
             written = f"{path}.{name}.tmp" if renames else path
@@ -220,7 +220,7 @@ class FilesystemStorage:
         return self._retries.repeat(url, once)
 
     def _open(self, url: str) -> tuple[Any, str]:
-        """Return the filesystem of a url, opened once for each host or bucket, and the url's path there.
+        """Return a url's filesystem, opened once for each host or bucket, and the url's path in it.
 
         Raises:
             StorageError: a package is missing, or the filesystem cannot connect.
@@ -260,7 +260,7 @@ def _call(fs: Any, method: str, path: str, *, timeout_s: float) -> Any:
 
 
 def _start(fs: Any, method: str, path: str, **options: Any) -> asyncio.Future[Any]:
-    """Start a method on fsspec's loop if the filesystem can, else on a thread."""
+    """Start a method on fsspec's loop if the filesystem is asynchronous, else on a thread."""
     if fs.async_impl and not hasattr(fs, "fs"):
         call = getattr(fs, f"_{method}")(path, **options)
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, fs.loop))
@@ -282,7 +282,7 @@ def _level(fs: Any, folder: str) -> Iterator[Entry]:
                 if not isinstance(exc, FileNotFoundError) and exc.errno != errno.ELOOP:
                     raise
                 known = {}
-        if name.strip("/") != folder.strip("/"):  # an object may mark the folder itself
+        if name.strip("/") != folder.strip("/"):  # an object can stand for the folder itself
             yield Entry(name, known.get("type") == "directory", known)
 
 

@@ -35,7 +35,8 @@ _FILE_URL = re.compile(r"file:(?://(?:localhost)?(?=/)|(?!//))(/.*)", re.IGNOREC
 def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: bool = True) -> None:
     """Write a file under a hidden temporary name in its own folder, then rename it.
 
-    An error removes the temporary file and keeps the old one. If `durable`, the bytes are flushed to the disk first.
+    On an error, the temporary file is removed and a previous file at `path` stays. If `durable`, the bytes are flushed
+    to the disk first.
 
     Raises:
         OSError: the folder is missing, cannot be written or is full; the error's filename is `path`.
@@ -129,7 +130,7 @@ def open_regular(url: str) -> tuple[int, os.stat_result]:
 
 @dataclass(frozen=True, slots=True)
 class LocalStorage:
-    """Files by path or by `file://` url; if `durable`, `write` waits until the bytes are on the disk."""
+    """Read and write files by path or `file://` url; if `durable`, `write` waits until the bytes are on the disk."""
 
     durable: bool = True
 
@@ -148,7 +149,7 @@ class LocalStorage:
         return local_path(url)
 
     def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
-        """Return the matches, through symbolic links too. Anything but a file has `UNKNOWN_BYTES`."""
+        """Return the matches, also through symbolic links. Anything but a file has `UNKNOWN_BYTES`."""
         path = local_path(pattern)
         if os.path.exists(path) and os.path.isdir(path) == folders:
             return [_listed(path)]  # a name that really holds a bracket or an asterisk
@@ -193,7 +194,7 @@ class LocalStorage:
         return RangeBody(total_bytes, None, pieces())
 
     def write(self, url: str, source: bytes | str) -> None:
-        """Write a file and its folders."""
+        """Write a file, and create its folders."""
         path = local_path(url)
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)

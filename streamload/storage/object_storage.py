@@ -53,22 +53,22 @@ from streamload.text import counted
 
 _Result = TypeVar("_Result")
 
-# How obstore retries a write, or a part of a large one. Our own policy counts all of these as one try.
+# How obstore retries a write, or a part of a large one. Our own `RetryPolicy` counts all of obstore's tries as one.
 RETRY: dict[str, Any] = {
     "max_retries": 10,
     "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2), "base": 2},
     "retry_timeout": timedelta(seconds=30),
 }
 # Timeouts on progress: the default of 30 s for a whole request would end slow bodies that still progress. Plain http is
-# used only for an endpoint that says so.
+# used only for an http:// endpoint.
 _CLIENT: dict[str, Any] = {"timeout": "24h", "read_timeout": "30s", "connect_timeout": "10s", "allow_http": True}
 
 
 # -- options ---------------------------------------------------------------------------------------------------------
 
 _STORES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
-# Obstore's names for options that fsspec's filesystems and their clients name differently. Of S3's two names for the
-# endpoint, only this one overrides environment variables.
+# Obstore's names for options that fsspec's filesystems and their clients name differently. Of S3's endpoint names, only
+# `aws_endpoint_url_s3` overrides environment variables.
 _ALIASES: dict[str, dict[str, str]] = {
     "s3": {
         "key": "access_key_id",
@@ -146,13 +146,13 @@ def _own_name(protocol: str, family: str, name: str) -> str:
             f"storage_options names {name!r}, which {protocol}:// does not know; did you mean {close!r}? If it is an "
             "option of an fsspec filesystem, pass that: filesystem=fsspec.filesystem(...)"
         ) from None
-    except BaseError:  # more settings would be needed
+    except BaseError:  # a known option that lacks other settings
         pass
     return aliases.get(plain, plain)
 
 
 def _check_endpoint(family: str, config: Mapping[str, Any]) -> None:
-    """Raise ValueError for an endpoint without scheme, with which obstore would panic."""
+    """Raise ValueError for an endpoint without a scheme, since obstore would panic."""
     variables = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if family == "s3" else ()
     named = [("endpoint_url", config[own]) for own in ("aws_endpoint_url_s3", "base_url", "endpoint") if own in config]
     named += [(variable, os.environ[variable]) for variable in variables if variable in os.environ]
@@ -164,7 +164,7 @@ def _check_endpoint(family: str, config: Mapping[str, Any]) -> None:
 
 
 def locate(url: str) -> tuple[str, str]:
-    """Split a url into the root of its bucket or host and obstore's key; a web root keeps the query.
+    """Split a url into its root (bucket or host) and obstore's key; a web root keeps the query.
 
     Raises StorageError for a url without bucket or host, or with a key that cannot be requested.
     """
@@ -182,7 +182,7 @@ def locate(url: str) -> tuple[str, str]:
 
 
 def make_store(root: str, options: ObjectOptions, *, retries: bool) -> Any:
-    """Make the obstore store of a root; with `retries` it repeats failed requests itself.
+    """Make the obstore store of a root; with `retries` the store repeats failed requests itself.
 
     Raises StorageError if a setting is wrong or missing: an account's name, a profile, or boto3 for the profile.
     """
@@ -239,17 +239,18 @@ def _aws_credentials(root: str, options: ObjectOptions) -> Any:
         raise StorageError(
             f"there is no profile {profile!r} (of storage_options or AWS_PROFILE): {exc}", url=root
         ) from None
-    # Shorter than 15 minutes: botocore renews credentials that long before they expire.
+    # Shorter than 15 minutes, the time before expiry at which botocore renews credentials.
     return Boto3CredentialProvider(session, ttl=timedelta(minutes=5)) if session.get_credentials() else None
 
 
 # -- the storage -----------------------------------------------------------------------------------------------------
 
-# Obstore gathers pieces of this size: passing one on costs as much as copying 100 kB.
+# Obstore gathers pieces of this size, since passing on a piece costs as much as copying 100 kB.
 _PIECE_BYTES = 512 << 10
-# An object changed more recently may change again within the same second, and some servers always answer "now".
+# A time of change younger than this identifies no version: an object may change twice within a second, and some servers
+# always answer "now".
 _RESOLVED_S = 60.0
-# Each signed url has a store of its own.
+# Maximum number of stores, since each signed url has a store of its own.
 _MOST_STORES = 64
 _SIGNED_FOR = timedelta(hours=1)
 # The time-out of requests that are sent without obstore.
@@ -271,15 +272,15 @@ def _version(meta: Mapping[str, Any]) -> str | None:
 
 
 def _info(url: str, meta: Mapping[str, Any]) -> ShardInfo:
-    # Whole seconds, since a listing may be finer than the header of an answer.
+    # Whole seconds, since a listing's times may be finer than a header's.
     return ShardInfo(url, meta["size"], int(meta["last_modified"].timestamp()) * 1_000_000_000, _version(meta))
 
 
 class ObjectStorage:
     """Store objects by `s3://bucket/key`, `gs://bucket/key`, `az://container/key` or `https://host/path`.
 
-    Each bucket or host has two obstore stores. The one for writing retries by itself, since only it can repeat a part
-    of a large object. Stores are replaced if credentials expire.
+    Each bucket or host has an obstore store for reading and one for writing, which retries by itself, since only
+    obstore can repeat a part of a large object. Stores are replaced if credentials expire.
     """
 
     def __init__(self, options: ObjectOptions, retries: Retries | None = None) -> None:
@@ -338,7 +339,7 @@ class ObjectStorage:
         return [_info(f"{root}{entry.path}", entry.known) for entry in entries]
 
     def is_folder(self, url: str) -> bool:
-        """Return True if a key begins with this one and a slash; never on a web server."""
+        """Return True if an object's key begins with this key and a slash; False on a web server."""
         root, key = locate(url)
         return not self._web and bool(self._level(root, key.rstrip("/")))
 
@@ -360,7 +361,7 @@ class ObjectStorage:
         if root in self._answers_200:
             return await self._open_signed(url, start, end)
         options: Any = {"range": {"offset": start} if end is None else (start, end)}
-        if etag is not None and not etag.startswith("W/"):  # a weak one never matches
+        if etag is not None and not etag.startswith("W/"):  # a weak ETag never matches
             options["if_match"] = quoted(etag)
         try:
             # The store gets no local name: a kept error would keep it alive, with its connections.
@@ -371,7 +372,7 @@ class ObjectStorage:
             if is_whole and self._signs and self._options.family == "s3":
                 self._answers_200.add(root)
                 return await self._open_signed(url, start, end)
-            if start == 0 and (is_whole or isinstance(error, ShardChangedError)):  # it may be empty
+            if start == 0 and (is_whole or isinstance(error, ShardChangedError)):  # the object may be empty
                 with suppress(StorageError):
                     meta = await asyncio.to_thread(self._retried, url, _head)
                     if meta["size"] == 0:
@@ -383,7 +384,7 @@ class ObjectStorage:
         return RangeBody(total_bytes, _version(result.meta), self._pieces(url, root, result, result.range[1] - start))
 
     async def _pieces(self, url: str, root: str, result: Any, range_bytes: int) -> AsyncGenerator[bytes, None]:
-        """Yield the body of an answer; if the last one broke off, in small pieces, so that each counts as progress."""
+        """Yield an answer's body; in small pieces after a broken answer, so that each counts as progress."""
         left, stream = range_bytes, result.stream(min_chunk_size=1 if root in self._broken else _PIECE_BYTES)
         del result
         try:
@@ -405,7 +406,7 @@ class ObjectStorage:
             (self._broken.add if left else self._broken.discard)(root)
 
     async def _open_signed(self, url: str, start: int, end: int | None) -> RangeBody:
-        """Read a range from `rclone serve s3`, which sends parts with status 200; obstore refuses these."""
+        """Read a range from `rclone serve s3`, which sends parts with status 200: obstore refuses them."""
         wanted = f"bytes={start}-{'' if end is None else end - 1}"
         with errors.fsspec_errors(url):
             response = await asyncio.to_thread(self._send, url, wanted)
@@ -486,7 +487,7 @@ class ObjectStorage:
                 error = exc if isinstance(exc, StorageError) else errors.obstore_error(url, exc)
                 raise self._handled(url, error) from None
             finally:
-                del store  # a kept error would keep its connections
+                del store  # a kept error would keep the store's connections
 
         return self._retries.repeat(url, once)
 
@@ -518,7 +519,7 @@ class ObjectStorage:
         return 0.0
 
     def _send(self, url: str, wanted: str) -> HTTPResponse:
-        """Request a range without obstore, on a thread. Raises what urllib raises, or BaseError."""
+        """Request a range without obstore, on a thread. Raises urllib's errors, or BaseError."""
         client, trust = self._options.client, ssl.create_default_context()
         if "root_certificate" in client:
             trust.load_verify_locations(cadata=client["root_certificate"].decode("ascii", "ignore"))

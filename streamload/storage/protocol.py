@@ -67,14 +67,14 @@ class RangeBody:
 
 # Every storage has these methods; every failure is a StorageError with the url.
 # - info(url): size and version of a shard, or ShardNotFoundError.
-# - absolute(url): the url that does not depend on the working directory.
+# - absolute(url): the url, made independent of the working directory.
 # - list(pattern, folders=): files (or folders) by a glob of `*`, `?`, `[...]`, sorted by url. `**` as a whole component
-#   matches any number of folders, even none. Only components that begin with a dot match names that do.
+#   matches any number of folders, even none. Only components that begin with a dot match names that begin with a dot.
 # - is_folder(url): True if something lies below the url.
 # - read_bytes(url, most_bytes=): a small file whole; a larger one is an error.
 # - open_range(url, start, end, etag=): the bytes from `start` to `end` (exclusive; None for the rest; cut at the
 #   object's end). ShardChangedError if the object is too short for `start` (only an empty object has an empty range),
-#   or if the storage finds that its version is not `etag`; the caller compares the answer's version anyway.
+#   or if the storage finds another version than `etag`; the caller compares the answer's version anyway.
 #   TransientStorageError if a retry may succeed.
 # - write(url, source): a file whole or not at all, from bytes or from a local file given by its path.
 # - delete(url): a missing file is not an error.
@@ -127,7 +127,7 @@ def quoted(etag: str | None) -> str | None:
 
 
 def same_etag(one: str | None, other: str | None) -> bool:
-    """Return True if two ETags may name the same version. None matches any; quotes and weakness are ignored."""
+    """Return True if two ETags may name the same version. None matches any ETag; quotes and weakness are ignored."""
     bare = {etag.removeprefix("W/").strip('"') for etag in (one, other) if etag is not None}
     return len(bare) <= 1
 
@@ -186,7 +186,7 @@ def find_entries(
     fits = [re.compile(("" if step.startswith(".") else r"(?!\.)") + translate(step)).match for step in steps]
 
     def walk(folder: str, at: set[int], depth: int) -> Iterator[Entry]:
-        """Yield the matches below a folder; names in it may match a step in `at`, or the step after a `**` in `at`."""
+        """Yield the matches below a folder; names in it can match a step in `at`, or the step after a `**` in `at`."""
         if depth > _DEEPEST:
             raise StorageError(
                 f"more than {_DEEPEST} folders are nested here, so a link probably leads back to its own folder; "

@@ -22,7 +22,7 @@ MAX_URLS = 10_000_000  # more are probably a mistake, and are refused
 
 _RUNS_A_PROGRAM = re.compile(r"\s*(?:pipe|cmd|exec|shell|sh)\s*:(?!//)|\s*\||.*\|\s*\Z", re.IGNORECASE | re.DOTALL)
 CACHING = frozenset(("simplecache", "filecache", "blockcache", "cached"))
-"""Protocols of fsspec that keep copies of files, which are refused: `cache_dir` does that."""
+"""Protocols of fsspec that are refused because they keep copies of files; `cache_dir` replaces them."""
 
 # Protocols of fsspec that chain urls by `::`.
 _CHAINING = frozenset(("dir", "zip", "tar", "libarchive", *CACHING))
@@ -47,7 +47,7 @@ _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
 def expand_urls(urls: Urls) -> list[str]:
     """Expand braces and `::` in a string, a path, or a list of them, in order.
 
-    A backslash before a brace keeps that brace; in strings without braces it is an ordinary character.
+    A backslash before a brace keeps that brace; in strings without braces a backslash is an ordinary character.
 
     Raises:
         TypeError: `urls` or an item is neither a string nor a path.
@@ -152,13 +152,13 @@ class Storages:
     Pickles and copies have no connections.
 
     Args:
-        storage_options: options by their names, for all protocols or in a dict for each protocol.
-        filesystem: an fsspec filesystem for everything: its own paths, and urls of its own protocol.
+        storage_options: options by name for all protocols, and dicts of options by protocol.
+        filesystem: an fsspec filesystem that reads everything, by its own paths or urls of its own protocol.
         retries: how requests are retried.
 
     Raises:
         TypeError: `storage_options` is not a dict with strings as keys, or `filesystem` not a filesystem.
-        ValueError: `filesystem` is one of fsspec's caches, or reads through one.
+        ValueError: `filesystem` is one of fsspec's caches, or wraps one.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 A shard may hold several gzip members, zstd frames, xz or bzip2 streams, as parallel compressors write them. Zeros
 between and after gzip members and xz streams are skipped; anything else after a stream, and an early end, is an error.
 
-A zstd frame without a checksum (the Python package writes none by default) is only as safe as its structure.
+In a zstd frame without a checksum (Python's default), only damage to the structure is noticed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Compression(enum.Enum):
 
 
 def compression_of(url: str) -> Compression | None:
-    """Return the compression that a shard's suffix names, ignoring case; None if there is none, or an unknown one.
+    """Return the compression that a shard's suffix names, ignoring case; None if the suffix names none.
 
     In a url with a scheme, a query or fragment is not part of the name.
     """
@@ -91,7 +91,7 @@ _FORMATS: dict[Compression, tuple[str, Callable[[], _Stream]]] = {
 }
 
 MOST_RATIO = 1000
-"""A shard that decompresses to more than this many times its size is refused, above `RATIO_FREE_BYTES`."""
+"""A shard that decompresses to more than `RATIO_FREE_BYTES` and this many times its size is refused."""
 
 RATIO_FREE_BYTES = 64 << 20
 """Up to this size a shard may decompress at any ratio; small archives are mostly zeros."""
@@ -99,12 +99,12 @@ RATIO_FREE_BYTES = 64 << 20
 PIECE_BYTES = 1 << 20
 """Maximum size of a decompressed piece."""
 
-_SLICE_BYTES = 64 << 10  # the input of one call of a decompressor: bounds copies, and locates damage
-_STEP_PIECES = 8  # the output of one call of the thread
+_SLICE_BYTES = 64 << 10  # the input of one call of a decompressor; small, to bound copies and to locate damage
+_STEP_PIECES = 8  # the output of one call on the thread
 
 
 class Decompressor:
-    """Decompress a shard piece by piece, without the GIL. Not thread-safe.
+    """Decompress a shard piece by piece, releasing the GIL. Not thread-safe.
 
     Attributes:
         compressed_bytes: input so far.
@@ -203,7 +203,7 @@ async def decompress(
 ) -> int:
     """Decompress a shard on another thread while it arrives, and return its decompressed size in bytes.
 
-    At most a chunk of the body, which is not closed here, and 8 MiB of output are held. `write` is called, and awaited
+    Memory holds at most a chunk of the body and 8 MiB of output. The body is not closed. `write` is called, and awaited
     if need be, with each piece and its offset in the decompressed shard, in order.
 
     Raises:

@@ -1,7 +1,8 @@
 """Map the last extension of a field's name to the kind of the field, for writing and reading alike.
 
 Names and meanings follow WebDataset, with three exceptions: pickles (`pyd`, `pkl`, `pickle`) stay bytes, since reading
-them runs code; its tensor format (`ten`, `tb`) is unknown; so is `class`, which holds names as often as numbers.
+them runs code; WebDataset's tensor format (`ten`, `tb`) is unknown; so is `class`, which holds names as often as
+numbers.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ Decode = bool | Mapping[str, Callable[[Any], Any] | Handler | Sequence[Handler]]
 
 
 def decodes_as_built_in(field: str, decode: Decode = True) -> bool:
-    """Return True if a built-in decoder is used for a field, so that a faster one may replace it."""
+    """Return True if a field's decoder is built in; a faster one may then replace it."""
     if not isinstance(decode, Mapping):
         return decode is True
     names = {name for key in decode for name in alternatives(key)}

@@ -1,7 +1,7 @@
-"""Read the headers of a tar archive strictly, up to the end-of-archive marker, as far as they have arrived.
+"""Read the headers of a tar archive strictly, as they arrive, up to the end-of-archive marker.
 
 Fields are laid out as in POSIX.1-1988 (ustar), POSIX.1-2001 (pax) and GNU tar's manual ("Basic Tar Format"). A header
-is either fully understood or an error with its offset; nothing is guessed.
+that is not fully understood is an error with its offset; nothing is guessed.
 
 NumPy reads runs of plain headers. Any other header is read by `_parse_header`, in order, so the first damaged header is
 reported. No payloads are touched except those of extension headers.
@@ -50,12 +50,12 @@ LINK = "link"
 """The reason under which hard and symbolic links are counted; `tar` also writes a file's further names as links."""
 
 FEW_BYTES = 8 << 10
-"""Up to this size headers are read one by one: NumPy takes as long for one as for a hundred."""
+"""Input of up to this size is read header by header: NumPy takes as long for one as for a hundred."""
 
 _MARKER_BYTES = 2 * BLOCK_BYTES
-_RECORD_BYTES = 20 * BLOCK_BYTES  # tar fills the last one with zeros
+_RECORD_BYTES = 20 * BLOCK_BYTES  # tar pads an archive with zeros to whole records
 _UNBOUNDED_BYTES = 1 << 62
-_HEADERS_AT_ONCE = 500  # of 512 bytes, so that they stay in a cache of 1 MiB
+_HEADERS_AT_ONCE = 500  # 250 kB, so that they stay in a cache of 1 MiB
 _ZERO = ord("0")
 _SIZE_OFFSET = 124
 _PADDED_FIELDS = np.array([100, 108, 116, 124, 136])
@@ -121,7 +121,7 @@ class TarHeader(NamedTuple):
 
     Attributes:
         typeflag: the byte for the kind of the member.
-        name: before any extension header is applied.
+        name: from this block alone, without extension headers.
         size: payload bytes, from the header's own field; None if that is not a number.
     """
 
@@ -183,8 +183,8 @@ def _check_sum(block: bytes, *, is_first: bool) -> None:
 def _header_sum(block: bytes) -> int:
     """Return the sum of a header's bytes, with spaces in place of the checksum field.
 
-    The low half of Adler-32 (RFC 1950) is 1 + the sum of the bytes modulo 65521, which 256 bytes cannot reach; this is
-    many times faster than `sum`.
+    The low half of Adler-32 (RFC 1950) is 1 + the sum of the bytes modulo 65521, which 256 bytes cannot reach; Adler-32
+    is many times faster than `sum`.
     """
     byte_sum = (zlib.adler32(block[:256]) & 0xFFFF) + (zlib.adler32(block[256:]) & 0xFFFF) - 2
     return byte_sum - sum(block[148:156]) + 8 * _SPACE
@@ -276,10 +276,10 @@ class _Run(NamedTuple):
     """Headers that follow one another if their size fields are right.
 
     Attributes:
-        starts: int64[n + 1], the start of each header, and of the one after the run.
+        starts: int64[n + 1], the start of each header, and the end of the run.
         plain: bool[n], True for a sound header of a regular file that lies within the bytes.
         extension: bool[n], True for a sound pax header or GNU long name.
-        sizes: int64[n], payload bytes; meaningless for other headers.
+        sizes: int64[n], payload bytes of plain and extension headers; meaningless for others.
         blocks: uint8[n, 512], the headers.
     """
 
@@ -293,16 +293,16 @@ class _Run(NamedTuple):
 class HeaderChain:
     """Read the headers of an uncompressed tar archive, from one place on, as its bytes arrive.
 
-    Payloads may lie after the bytes that have arrived, unless the archive's size (`total`) is unknown.
+    If the archive's size (`total`) is known, payloads need not have arrived.
 
     Args:
         url: the shard, for errors.
-        start: 0, or a place that another chain has `reached`.
+        start: 0, or another chain's `reached`.
         total: the size of the archive, or None.
 
     Attributes:
         names: the full name of each regular file.
-        places: int64[2, m] each: first byte and size of each file's payload; its header is the block before.
+        places: arrays int64[2, m]: first byte and size of each file's payload, which follows the block of its header.
         skipped: the start of each other member's header, with the reason for skipping it.
         reached: the first header of a member whose headers have not all arrived, or the end-of-archive marker. The next
             `read` takes the bytes from there on.
@@ -359,7 +359,7 @@ class HeaderChain:
         done = 0
         paths: dict[int, bytes] = {}
         for row in np.flatnonzero(~run.plain).tolist():
-            if row < done:  # it belongs to a member that was read
+            if row < done:  # the row belongs to a member that was read
                 continue
             if before_plain[row] and self._read_plain_extension(run, row, paths):
                 continue
@@ -399,7 +399,7 @@ class HeaderChain:
         return _Run(starts + self._start, plain, extension, sizes, headers)
 
     def _walk(self, position: int) -> NDArray[np.int64]:
-        """Return the starts of headers if every size field is right; the only loop over all members."""
+        """Return the starts of headers, trusting every size field; the only loop over all members."""
         ends = [position]
         octets, view = self._octets, self._octets.data
         while len(ends) <= _HEADERS_AT_ONCE:
@@ -435,7 +435,7 @@ class HeaderChain:
         return not records.get(b"size")
 
     def _add_plain(self, run: _Run, first: int, end: int, paths: dict[int, bytes]) -> None:
-        """Record the plain members of rows `first` to `end`; `paths` has names for some rows."""
+        """Record the plain members of rows `first` to `end`; `paths` overrides the names of some rows."""
         rows = first + np.flatnonzero(run.plain[first:end])
         if not len(rows):
             return
@@ -473,7 +473,7 @@ class HeaderChain:
                 return None
             if header.typeflag not in _EXTENSIONS and header.typeflag != b"g":
                 return self._add_member(header, position, extensions)
-            if header.size is not None and header.size > MAX_RECORDS_BYTES:  # whether or not all of it has arrived
+            if header.size is not None and header.size > MAX_RECORDS_BYTES:  # before the payload arrives
                 most = f"{header.size} bytes (at most {MAX_RECORDS_BYTES} are read)"
                 raise self._error(f"an extension header of {most}; re-pack the shard", position)
             size = self._checked_size(header.size, position)
@@ -562,7 +562,7 @@ class HeaderChain:
             raise self._error(
                 "the shard was cut in its end-of-archive marker (two blocks of zeros); fetch or pack it again", position
             )
-        # The marker may begin in one record and end in the next.
+        # The marker can begin in one record and end in the next.
         most_zeros = max(_RECORD_BYTES, _MARKER_BYTES + -(position + _MARKER_BYTES) % _RECORD_BYTES)
         rest = self._bytes(position, min(left, most_zeros + BLOCK_BYTES))
         zeros = (len(rest) - len(rest.lstrip(b"\0"))) // BLOCK_BYTES * BLOCK_BYTES
@@ -610,7 +610,7 @@ class HeaderChain:
 
 
 def _sums_match(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return whether each header's checksum, of 6 or 7 zero-padded digits, is the sum of its bytes."""
+    """Return a mask of headers whose checksum, 6 or 7 zero-padded digits, is the sum of their bytes."""
     checksum = blocks[:, 148:156]
     total = blocks.sum(axis=1, dtype=np.uint32) - checksum.sum(axis=1, dtype=np.uint32) + 8 * _SPACE
     digits = checksum - np.uint8(_ZERO)

@@ -1,6 +1,6 @@
 """Write the header blocks of a tar member: ustar, with a pax record only if ustar cannot hold a value.
 
-A header depends on name and size alone (no time, owner zero, mode 0644). It takes a few microseconds;
+A header depends on name and size alone (no time, owner zero, mode 0644). Writing a header takes a few microseconds;
 `tarfile.TarInfo.tobuf` takes some twenty times as long.
 """
 
