@@ -33,7 +33,7 @@ _MEMORY_V2 = _MemoryFiles(("memory.max", "memory.high"), "memory.current", ("ina
 def processor_quota(root: str = "/") -> int | None:
     """Return the CPU quota as a number of processors, rounded up; None if there is no quota.
 
-    `root` is the folder that contains `proc` and `sys`.
+    `root` contains `proc` and `sys`.
     """
     quotas = [[*_text(folder, "cpu.max").split(), "", ""][:2] for folder in _folders(root)]
     quotas += [

@@ -403,12 +403,12 @@ class StreamLoader(OpenDataset):
             replace_file(os.fspath(path), lambda file: file.write(trace_json(events).encode()), durable=False)
 
     def close(self) -> None:
-        """End the feeder and its workers. Batches that were delivered stay valid. Idempotent."""
+        """End the feeder and its workers. Delivered batches stay valid. Idempotent."""
         self._end_iterator("the loader was closed")
         self._link.close()
 
     async def aclose(self) -> None:
-        """Close the loader. Like `close`, waits up to a second for user code in workers."""
+        """Close the loader; as in `close`, wait up to a second for user code in workers."""
         self.close()
 
     async def __aenter__(self) -> Self:

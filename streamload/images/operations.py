@@ -426,7 +426,7 @@ class Normalize(_Operation):
         return cls(mean, std)
 
     def __call__(self, image: Any, out: Planes | None = None) -> Any:
-        """Normalize a result of `ToFloat` or `ToTensor`, or a uint8 image, bit for bit as after `ToFloat`.
+        """Normalize a result of `ToFloat` or `ToTensor`, or a uint8 image, to the same bits as after `ToFloat`.
 
         Returns:
             float32 (channels, height, width): a transposed view as from `ToFloat`, or a tensor for a tensor.
@@ -520,7 +520,7 @@ def steps_of(operation: Callable[..., Any]) -> Sequence[Callable[..., Any]]:
 
 
 def is_ours(operation: object) -> bool:
-    """Return True for the operations of this library."""
+    """Return True for this library's operations."""
     return type(operation).__module__.startswith("streamload.images.")
 
 
@@ -906,7 +906,7 @@ def _pixels(operation: str, image: Any) -> Image:
 
 
 def _target(shape: tuple[int, ...], out: Planes | None) -> Planes:
-    """Return an array (height, width, channels) to compute planes in: the memory of `out` if it fits."""
+    """Return an array (height, width, channels) to compute planes in, with the memory of `out` if that fits."""
     pixels = out.transpose(1, 2, 0) if isinstance(out, np.ndarray) and out.ndim == 3 else None
     target = writable_in_order(pixels, shape, np.float32)
     return np.empty(shape, np.float32) if target is None else target

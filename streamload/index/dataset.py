@@ -130,7 +130,7 @@ class Dataset:
     # -- tables ----------------------------------------------------------------------------------------------------
 
     def find(self, shard: int) -> ShardTable | None:
-        """Return a shard's table, and record its count; None for a shard to scan. Blocks unless the table is fetched.
+        """Return a shard's table, and record its count; None if unscanned. Blocks unless the table is fetched.
 
         Raises:
             DatasetIndexError: the index is damaged or belongs to another shard.
@@ -189,7 +189,7 @@ class Dataset:
         return None if self.needs_read(shard) else self.find(shard)
 
     def hold(self, shards: Collection[int]) -> list[int]:
-        """Keep the tables of these shards only; return the shards whose tables must be read."""
+        """Drop no table of these shards until the next call; return the shards whose tables must be read."""
         indexed = (shard for shard in shards if self.listing.shard(shard).index_folder is not None)
         self._needed = frozenset([*shards, *(self._place(shard)[0] for shard in indexed)])
         return [shard for shard in shards if self.needs_read(shard)]
@@ -427,7 +427,7 @@ async def read_shard(
     labels: bool = False,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> ReadShard:
-    """Read a shard strictly. A few megabytes are held; of a remote or compressed shard, the largest sample.
+    """Read a shard strictly. Memory holds a few megabytes or, of a remote or compressed shard, the largest sample.
 
     Args:
         storage: the shard's storage.

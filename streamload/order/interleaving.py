@@ -68,7 +68,7 @@ class Interleaving:
         return separate.positions(pairs[0], pairs[1])[places.ravel()]
 
     def finished(self, least: int | None) -> list[int]:
-        """Return shards, each once, that no lane needs for outputs from number `least` on; None returns the rest."""
+        """Return shards, each once, that no lane needs for outputs from number `least` on; if None, all others."""
         sequence = self.sequence
         if not sequence.complete and self._n_lanes > 1:
             return []

@@ -140,7 +140,7 @@ class EpochPlan:
         """Return up to `limit` shards, in order, whose counts are needed before the next `take`.
 
         With one lane, the first is certainly needed. The number of others is estimated from the mean of the known
-        counts, and may be one or two too high.
+        counts, and can be one or two too high.
         """
         self._refresh()
         if self._n_samples != UNKNOWN:
@@ -178,7 +178,7 @@ class EpochPlan:
     def take(self, max_rows: int) -> RowBlock | None:
         """Return the next batches, as many as `max_rows` and the counts allow, at least one; None at the end.
 
-        A call has a fixed cost of tens of microseconds, and some per lane: request thousands of rows at a time.
+        A call costs tens of microseconds, and more per lane: request thousands of rows at a time.
 
         Raises:
             RuntimeError: counts are missing; see `missing`.

@@ -79,7 +79,7 @@ def whole_passes(counts: IntArray, start: int, size: int, order_of: Callable[[in
 class RepeatCounts:
     """Map draws to samples, for concatenated shards with each sample repeated as often as it is drawn.
 
-    Besides `repeats`, this needs only a quarter of a byte per sample, since there may be 10^9 samples.
+    This needs only a quarter of a byte per sample besides `repeats`: there can be 10^9 samples.
 
     Args:
         repeats: integers or booleans, [N]: how often each sample is drawn, in the order of the listing.
@@ -242,7 +242,7 @@ class SampledSequence(SampleSequence):
     Args:
         counts: int64[n_shards], the number of samples of each shard.
         numbers: int64[M], the samples, numbered across all shards in the order of the listing.
-        key: not used, since nothing is shuffled.
+        key: unused, since nothing is shuffled.
     """
 
     def __init__(self, counts: IntArray, numbers: IntArray, key: NDArray[np.uint64]) -> None:

@@ -45,7 +45,7 @@ class Stretched:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Read a list of sample numbers per epoch, given at its start."""
+    """Read a list of sample numbers, given at the start of each epoch."""
 
 
 @dataclass(frozen=True, slots=True)

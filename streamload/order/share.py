@@ -114,7 +114,7 @@ class EpochStart:
 
     Attributes:
         numbers: int64[M], the epoch's samples, if there is a sampler.
-        number: the pass's number among all of the loader's, since an epoch may be started several times.
+        number: the pass's number among the loader's passes, since an epoch can be started several times.
         share: the rank's batches to read.
     """
 

@@ -79,8 +79,8 @@ def pack(
     """Call a function for each input, and pack the returned samples, in order, into shards with an index.
 
     Readers refuse the destination until it is complete. Equal samples give equal bytes for any number of workers. After
-    an interruption, the same call with `resume=True` completes the same bytes; it keeps shards whose inputs, and the
-    function's own source, are unchanged. Some inputs are packed twice, to estimate how many fill a shard.
+    an interruption, the same call with `resume=True` gives the same bytes; it keeps finished shards if their inputs and
+    the function's own source are unchanged. Some inputs are packed twice, to estimate how many fill a shard.
 
     Args:
         function: takes an input; returns a sample as for `ShardWriter.write`, yields samples, or returns None. It is
@@ -184,19 +184,19 @@ def map_shards(
 ) -> None:
     """Call a function for each sample of a dataset, and write the results as a dataset in the same order.
 
-    Each shard becomes a shard of the same name (or a numbered one, if folders share names). With `max_bytes` or
+    Each shard becomes a shard of the same name (all are numbered if two share a name). With `max_bytes` or
     `max_count`, consecutive shards are merged as far as they fit, and larger ones are split. Bytes and resuming are as
     for `pack`.
 
     Args:
         function: takes a sample, a dict of its fields' bytes with "__key__" and "__url__". Returns the new sample,
             which keeps the key unless it has one; yields several, each with a key; or returns None to drop the sample.
-            With `batch_size` it takes a list of samples, and returns or yields the new ones; if there are equally many,
-            they keep the keys unless they have their own.
+            With `batch_size` it takes a list of samples, and returns or yields new ones; if there are equally many, new
+            samples without a key keep the old keys.
         urls: the shards, as for `StreamLoader`.
         destination: a folder or a url, other than that of the shards.
-        sidecar: write only the new fields, for `StreamLoader(..., join=destination)`, in shards of the same
-            names, and return one sample or None for each sample.
+        sidecar: write only new fields, for `StreamLoader(..., join=destination)`, in shards of the same names; the
+            function returns one sample or None for each.
         batch_size: maximum number of samples for each call of the function, all of one shard.
         decode: True, False, or a mapping from extensions to functions of bytes; values other than bytes are encoded by
             their extension for writing.
@@ -258,7 +258,7 @@ def map_shards(
 
 def _refuse_source(destination: str, listing: Listing, storages: Storages) -> None:
     urls = [destination, *{shard.folder for shard in listing.shards}]
-    # For a url, realpath keeps the distinguishing part.
+    # `realpath` keeps the parts of urls that distinguish them.
     target, *sources = [os.path.realpath(storages.for_url(url).absolute(url)) for url in urls]
     if target in sources:
         raise ValueError(f"the destination {destination!r} is the folder of the shards; give another one")
@@ -415,7 +415,7 @@ def _new_fields(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Sam
             continue
         key = before["__key__"]
         if not isinstance(sample, Mapping) or sample.get("__key__", key) != key:
-            raise ValueError(f"{_SHOWN.repr(sample)} was returned for {key!r}; return dicts with the same keys")
+            raise ValueError(f"{_SHOWN.repr(sample)} was returned for {key!r}; return dicts that keep its __key__")
         new = {name: value for name, value in sample.items() if not name.startswith("__")}
         for name in before.keys() & new.keys():
             value = new.pop(name)

@@ -62,7 +62,7 @@ Work = Callable[[Append], Sequence[Fault]]
 # Runs picklable calls and yields their results in any order; raises the exception of a call that failed.
 Pool = Callable[[Iterable[Callable[[], Any]]], Iterator[Any]]
 
-SHARDS = ShardNaming("", None, ".tar")  # every shard in a folder: packing gives each dataset its own
+SHARDS = ShardNaming("", None, ".tar")  # every shard in a folder: packing gives each dataset its own folder
 _RUN_FILE = "run.json"
 _RESUME, _OVERWRITE = "--resume (resume=True)", "--overwrite (overwrite=True)"
 _FURTHER = re.compile(r"_\d{6}(?=\.tar\Z)")  # the end of the name of a task's second or later shard
@@ -178,7 +178,7 @@ class Task:
         split: the shard's folder in the destination, or "".
         name: the shard's name.
         digest: a digest of everything that determines the shard's bytes.
-        items: number of items, for the progress.
+        items: number of samples, inputs or shards, for the progress.
         work: appends the samples.
         may_be_empty: make a shard even without samples.
     """
@@ -206,7 +206,7 @@ class Record(NamedTuple):
 
 
 def run_task(target: Target, task: Task) -> Record:
-    """Write the shards of a task, then its record. If faults may not be skipped, return them without storing a record.
+    """Write the shards of a task, then its record. If faults must not be skipped, return them without storing a record.
 
     Raises StreamloadError, ValueError, OSError.
     """
@@ -249,7 +249,7 @@ class _Run:
 
     def __init__(self, target: Target, splits: Sequence[str]) -> None:
         self._target, self._splits = target, splits
-        self._folders = {split: target.folder(split) for split in ("", *splits)}  # and later those of an unfinished run
+        self._folders = {split: target.folder(split) for split in ("", *splits)}  # and an unfinished run's, later
         root = self._folders[""]
         self._storage, self._path = root.storage, root.path
         self._packing = f"{root.folder}/{PACKING_FOLDER}"
@@ -335,7 +335,7 @@ class _Run:
         self._is_begun = True
         content = {split: sorted(names) for split, names in self._names.items()}
         self._storage.write(f"{self._packing}/{_RUN_FILE}", json.dumps(content, indent=0).encode("ascii"))
-        for folder in self._folders.values():  # mark all before removing a shard, or a glob could list the rest
+        for folder in self._folders.values():  # mark all folders before removing a shard: a glob could list the rest
             write_mark(self._storage, folder.folder, SHARDS, SHARDIFY)
             folder.remove(SHARDS, ())
         self._remove_half_written()
@@ -484,7 +484,7 @@ def measure(work: Work) -> tuple[int, int]:
 
 @contextmanager
 def processes(count: int) -> Iterator[Pool]:
-    """Open a pool of processes, which end with this one even if it is killed. A count of 1 runs calls in this process.
+    """Open a pool of processes, which end even if this one is killed. A count of 1 runs calls in this process.
 
     The pool raises WorkerError if a process died.
     """
@@ -538,7 +538,7 @@ def _exit_at_close(life: Connection) -> None:
     """Exit this process, busy or not, when the other end of the pipe is closed."""
 
     def wait() -> None:
-        life.poll(None)  # until the process at the other end closes it, or dies
+        life.poll(None)  # until the other process closes the pipe, or dies
         os._exit(1)
 
     Thread(target=wait, daemon=True).start()

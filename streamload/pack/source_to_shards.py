@@ -168,7 +168,7 @@ def open_source(source: str, options: SourceOptions) -> Source:
 def _refuse_others(options: SourceOptions, kind: str, accepted: set[str]) -> None:
     changed = [each.name for each in dataclass_fields(options) if getattr(options, each.name) != each.default]
     if useless := [f"--{name.replace('_', '-')}" for name in changed if name not in accepted]:
-        raise UsageError(f"{' and '.join(useless)} would have no effect on {kind}, such as SOURCE; leave it out")
+        raise UsageError(f"{' and '.join(useless)} would have no effect on {kind} (the kind of SOURCE); leave it out")
 
 
 def _refuse_resizing(samples: Sequence[SourceSample]) -> None:
@@ -289,7 +289,7 @@ class PackFiles:
     resizing: Resizing | None
 
     def __call__(self, append: Append) -> Sequence[Fault]:
-        """Append each sample whose files are all intact; return the faults of the others."""
+        """Append each sample whose files are all intact; return the faults of the other samples."""
         faults: list[Fault] = []
         for sample in self.samples:
             fields: list[tuple[str, bytes]] = []

@@ -44,7 +44,7 @@ class Tree(NamedTuple):
     Attributes:
         files: the files that may be samples, sorted.
         folders: all folders, including empty ones.
-        notes: notes on skipped files.
+        notes: on skipped files.
     """
 
     root: str
@@ -77,7 +77,7 @@ def walk(root: str, *, follow_links: bool) -> Tree:
         paths += [inside + name for name in files if name not in hidden]
         folders[:] = [name for name in folders if name not in hidden]
         linked = {name for name in folders if os.path.islink(os.path.join(folder, name))}
-        if follow_links:  # all but links to a folder above
+        if follow_links:  # skip only links to a folder above
             linked = {name for name in linked if any(map(Path(folder, name).samefile, Path(folder, name).parents))}
         links += [inside + name for name in linked]
         folders[:] = [name for name in folders if name not in linked]
@@ -95,7 +95,7 @@ def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: b
     """Return the samples of a folder, by split if it has splits. Only files of labels are opened.
 
     If `by_stem` is True, files that share a stem are a sample, and `.cls` is its label; if False, folders are classes;
-    None decides by the files. Raises OSError, and UsageError for ambiguous files.
+    if None, the files decide. Raises OSError, and UsageError for ambiguous files.
     """
     layout = _layout(tree, by_stem=False if classes is not None else by_stem)
     by_class = [split for split, roots in layout.items() if not roots]

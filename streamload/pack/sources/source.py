@@ -28,7 +28,7 @@ _NOT_IN_FIELDS = re.compile(r"[^a-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Say how to read a source. Fields are named like the command's options; None decides by the source."""
+    """Say how to read a source. Fields are named like the command's options; if a field is None, the source decides."""
 
     labels: str | None = None
     stems: bool | None = None
@@ -43,7 +43,7 @@ class SourceOptions:
 
 
 class SourceFile(NamedTuple):
-    """A file, a value of a table, or a row of an array, that is a member of a sample.
+    """A member of a sample: a file, a value of a table, or a row of an array.
 
     Attributes:
         path: the file's path, or the place of the value in its table.
@@ -51,7 +51,7 @@ class SourceFile(NamedTuple):
         content: the value; None for a file.
         size: the size when listed; -1 for a file that cannot be read.
         mtime_ns: the modification time when listed.
-        array: the name of the array if this is a row, which is stored as npy of `size` bytes; otherwise None.
+        array: for a row, the name of its array; the row is stored as npy of `size` bytes. Otherwise None.
         row: the number of the row.
     """
 

@@ -86,8 +86,8 @@ def samples_of_table(table: Table, options: SourceOptions, root: str | None = No
     """Return a sample for each row of a table, without opening files. Raises UsageError, OSError.
 
     The field of a file is its extension, the field of a text is `txt`, and other columns share `json`; if an earlier
-    column has the field, the column's name is prefixed (`mask.png`). Relative paths start at `root`, by default the
-    table's folder.
+    column has the field, the later column's name is a prefix (`mask.png`). Relative paths start at `root`, by default
+    the table's folder.
     """
     root = os.path.dirname(table.path) if root is None else root
     notes: list[str] = []
@@ -243,7 +243,7 @@ def _quoted(names: Sequence[str], noun: str = "column") -> str:
 
 
 def _is_path(table: Table, name: str) -> bool:
-    """Return True if a column with a usual name may hold paths; `name` and `id` must hold an existing file's."""
+    """Return True if a column with a usual name may hold paths; `name` and `id` must hold an existing path."""
     value = table.first(name)
     if not isinstance(value, str) or "\0" in value:
         return False
@@ -289,9 +289,9 @@ def _extension_by_content(content: bytes) -> str:
 
 
 def _numbers(table: Table, name: str, notes: list[str]) -> list[Any]:
-    """Convert a column of text to numbers, and empty text to nan. If some is not a number, keep all as text.
+    """Convert a column of text to numbers, and empty text to nan. If any text is not a number, keep all as text.
 
-    If only a few values are not numbers, add a note that names the first.
+    If only a few values are not numbers, add a note that names the first of these.
     """
     values = table.columns[name]
     numbers = [_number(value if value.strip() else "nan") for value in values]
