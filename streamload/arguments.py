@@ -69,7 +69,7 @@ def parse_bytes(name: str, value: int | str) -> int:
     K and KB, M and MB, ... are powers of 1000; KiB, MiB, ... of 1024.
 
     Raises:
-        TypeError, ValueError: the value is neither, or is less than one byte; the message has `name`.
+        TypeError, ValueError: the value is not a size of at least one byte; the message has `name`.
     """
     advice = f'{name}={value!r} must be a positive number of bytes, or a string such as "512MiB" or "20GB"'
     if isinstance(value, bool) or not isinstance(value, int | str):
@@ -108,7 +108,7 @@ def alternatives(entry: str) -> list[str]:
 
 
 def by_field(argument: str, functions: Mapping[str, T]) -> dict[str, T]:
-    """Return each field's function, from keys such as `"jpg"` or `"jpg;png"`.
+    """Return each field's function; a key such as `"jpg;png"` names several fields.
 
     Raises:
         ValueError: two keys name the same field, or a key has an empty name; the message has the argument's name.
@@ -132,7 +132,7 @@ def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:
     A function without a readable signature passes. A class of callable objects is refused, since an instance is meant.
     `what` describes the function's argument.
     """
-    # Metaclasses count as functions.
+    # Metaclasses such as `type` are treated as functions.
     kinds = function.__mro__ if isinstance(function, type) and not issubclass(function, type) else ()
     if any("__call__" in vars(kind) for kind in kinds):
         raise TypeError(
@@ -153,7 +153,7 @@ def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:
 
 
 def handlers_in(decoder: object) -> tuple[Callable[[str, Any], Any], ...]:
-    """Return WebDataset decoders, given singly or as a list, as a tuple: functions of extension and bytes; else ()."""
+    """Return WebDataset decoders (functions of extension and bytes), one or a list, as a tuple; else ()."""
     functions: tuple[Any, ...] = tuple(decoder) if isinstance(decoder, list | tuple) else (decoder,)
     for function in functions:
         try:
@@ -177,8 +177,8 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 def advises(constructor: Callable[P, R], *, neutral: Mapping[str, tuple[object, ...]] | None = None) -> Callable[P, R]:
     """Make a constructor reject unknown keywords with a TypeError that names the replacement.
 
-    The signature is unchanged. NumPy scalars are converted to Python numbers. Unknown keywords with a value that
-    `neutral` lists are dropped, since they change nothing.
+    The signature is unchanged. NumPy scalars are converted to Python numbers. An unknown keyword is
+    dropped if `neutral` lists its value, which has no effect.
     """
     known = inspect.signature(constructor).parameters.keys()
     owner = constructor.__qualname__.partition(".")[0]

@@ -36,8 +36,8 @@ def without_secrets(text: str) -> str:
     """Remove logins, signatures and secret parameters from a url, or from all urls in a text.
 
     Every url in messages, logs, traces, pictures and `__url__` passes through here. Other parameters stay, since they
-    may distinguish shards, as in `?file=a.tar`. The text stays the same if a url is signed again, so it is the key of
-    caches, with the response's ETag and size, since some servers may give the removed parameters another meaning.
+    may distinguish shards, as in `?file=a.tar`. The text survives a new signature, so caches use it
+    as their key, together with ETag and size, in case a removed parameter matters to a server.
     """
     return _QUERY.sub(_public_parameters, _LOGIN.sub("", text)) if "://" in text else text
 
@@ -120,7 +120,7 @@ class ShardFormatError(StreamloadError):
 
 
 class DatasetIndexError(StreamloadError):
-    """An index is missing but required, damaged, of another version, or of other shards."""
+    """An index is required but missing, or is damaged, of another version, or of other shards."""
 
 
 class SampleError(StreamloadError):

@@ -127,7 +127,7 @@ def test_a_field_that_only_some_samples_of_a_batch_have(tmp_path: Path, lacking:
     assert caught.value.message == (
         "this sample cannot be collated: it is not like sample 'a', the first of its batch in ['txt']: "
         + ("the first is missing, this one is str" if lacking == "a" else "the first is str, this one is missing")
-        + "; make samples alike in transform=, request fields that all samples have in fields=, or give a collate_fn="
+        + "; make samples alike in transform=, limit fields= to those that all samples have, or give a collate_fn="
     )
 
 

@@ -309,7 +309,7 @@ def test_an_optional_number_is_an_error_that_says_what_to_do(tmp_path: Path) -> 
     write_samples(tmp_path / "some", [{"txt": "text"} | ({"cls": n} if n % 2 else {}) for n in range(20)])
     with loader_of(tmp_path / "some", fields=("txt", "cls?")) as loader, pytest.raises(CollateError) as caught:
         next(iter(loader))
-    message = "in ['cls']: the first is None, this one is int; make samples alike in transform= (None goes with strings"
+    message = "in ['cls']: the first is None, this one is int; make samples alike in transform= (None mixes only with"
     assert message in str(caught.value)
     filled = loader_of(
         tmp_path / "some", fields=("cls?",), transform=lambda sample: -1 if sample[0] is None else sample[0]

@@ -19,10 +19,10 @@ from streamload.text import printable
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 _REMOVED = {
     "--crop": "leave it out; images are cropped to 224 pixels",
-    "--field": "`stats --pixels` describes images",
-    "--json": "`ls --samples --json` prints samples",
+    "--field": "use `stats --pixels`",
+    "--json": "use `ls --samples --json`",
     "--partition": "give --split-column, with the table of labels as the source",
-    "--plot": "`loader.trace` records a run for Perfetto",
+    "--plot": "use `loader.trace`, which records a run for Perfetto",
     "--ray": "leave it out; this command runs on one machine",
     "--record-size": "leave it out",
     "--staging": "set TMPDIR",
@@ -160,7 +160,7 @@ Ray = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="Run on the nodes of a Ray cluster, which must see the same files: HOST:PORT, or auto for this machine's.",
+        help="Run on a Ray cluster, whose nodes must see the same files: HOST:PORT, or auto for this machine's.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]

@@ -33,8 +33,8 @@ def shardify(
     source: str = typer.Argument(
         ...,
         metavar="SOURCE",
-        help="A folder of class folders, or of train and val with these; of files that share names (0.jpg, 0.txt, or "
-        "images/0, masks/0); rows of a .csv, .jsonl, .parquet, .npz, .npy or .pt; with --labels, files by ID.",
+        help="A folder of class folders, or of train and val with class folders; a folder of files that share names "
+        "(0.jpg, 0.txt, or images/0, masks/0); a .csv, .jsonl, .parquet, .npz, .npy, .pt; with --labels, files by ID.",
     ),
     dest: str = typer.Argument(..., metavar="DEST", help="The folder for the shards, or a bucket: s3://, ..."),
     *,
@@ -45,7 +45,7 @@ def shardify(
     split: str | None = typer.Option(None, help="Split each class at random into folders: train=0.9,val=0.1."),
     resize: int | None = typer.Option(None, help="Shrink to this shorter side, in pixels, as upright JPEG.", min=1),
     quality: int | None = typer.Option(None, help="JPEG quality of --resize. Default: 90.", min=1, max=100),
-    workers: int | None = typer.Option(None, help="Processes; shards do not depend on it. Default: per core.", min=1),
+    workers: int | None = typer.Option(None, help="Processes, without effect on shards. Default: one per core.", min=1),
     ray: command.Ray = None,
     labels: str | None = typer.Option(None, help="JSON or a table of labels by ID. Default: SOURCE/labels.*."),
     classes: str | None = typer.Option(None, help="The classes.json of the training data, which numbers the classes."),
@@ -182,7 +182,7 @@ def map_command(
     ray: command.Ray = None,
     storage_option: command.StorageOption = None,
 ) -> None:
-    """Call a function for each sample and write the samples it returns: one, a list, or none for None.
+    """Call a function for each sample and write its results: a sample, a list of samples, or None for none.
 
     A sample is a dict of "__key__" and the fields' bytes. Each shard becomes a shard of the same name, unless
     --max-bytes or --max-count is given. Readers refuse DEST until everything is done.

@@ -577,7 +577,7 @@ def bench_command(
     batch_size: Annotated[int, typer.Option(help="Samples per batch.", min=1)] = 64,
     workers: Annotated[int | None, typer.Option(help="Worker processes. Default: one per core.", min=0)] = None,
     seconds: Annotated[float, typer.Option(help="Seconds to measure after the first batch.", min=0)] = 10.0,
-    batches: Annotated[int | None, typer.Option(help="Batches to measure instead.", min=1)] = None,
+    batches: Annotated[int | None, typer.Option(help="Batches to measure, instead of seconds.", min=1)] = None,
     shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle, as for training.")] = False,
     fields: command.Fields = None,
     raw: Annotated[bool, typer.Option("--no-decode", help="Do not decode the fields.")] = False,
@@ -587,7 +587,7 @@ def bench_command(
 ) -> None:
     """Read shards with a StreamLoader, epoch after epoch, and report its speed and what limits it.
 
-    By default, only fields that all samples of the first shard have are read.
+    By default, it reads only the fields that all samples of the first shard have.
 
     Examples:
       streamload bench shards/train --shuffle --batch-size 256
@@ -641,7 +641,7 @@ def bench_command(
     command.print_line(f"{setup}\nfirst batch after {first - started:.2f} s")
     rates = f"{measured.samples / spent_s:,.0f} samples/s, {shown_bytes(measured.payload_bytes / spent_s)}/s"
     size = f"{counted(measured.samples, 'sample')} in {counted(measured.batches, 'batch')}"
-    command.print_line(f"{rates} as stored, measured over {size} and {spent_s:.1f} s after the first batch")
+    command.print_line(f"{rates} as stored, measured after the first batch, over {size} and {spent_s:.1f} s")
     command.print_line(f"limited by {measured.verdict}")
 
 
@@ -722,7 +722,7 @@ def in_order(
 ) -> Iterator[Iterator[_Result]]:
     """Call a function for each shard, on threads or in a pool, and open an iterator over the results in order.
 
-    A label shows progress. Leaving the context stops all calls.
+    `label` turns progress on. Leaving the context stops all calls.
     """
     stopped, counting = Event(), Lock()
     with Progress(label, len(items), "shards") if label else nullcontext() as progress:

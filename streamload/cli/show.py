@@ -43,7 +43,7 @@ _DARK = 32  # an image without a brighter pixel is stretched
 def show_command(
     urls: Urls,
     *,
-    output: Annotated[str, typer.Option(metavar="FILE", help="The picture (.png, .jpg, .webp), which is replaced.")] = (
+    output: Annotated[str, typer.Option(metavar="FILE", help="The .png, .jpg or .webp to write or replace.")] = (
         "samples.png"
     ),
     samples: Annotated[int, typer.Option(help="How many samples.", min=1, max=100)] = 24,

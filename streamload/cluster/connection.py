@@ -126,7 +126,7 @@ class RayChannel:
         if feeder.failed is not None:
             return feeder.failed._replace(start=self._start.identity), []
         last = self._feeders[(self._turn - 1) % len(self._feeders)]
-        return self._ready(last.batches, last=True)  # the batch that replaces empty ones at the end, if any
+        return self._ready(last.batches, last=True)  # has a repeated batch if the last ones were empty
 
     def _ready(self, batches: Iterable[tuple[ReadyBatch, Bytes]], *, last: bool) -> Message:
         """Return a message with batches, each copied to a slot, since Ray's objects are read-only."""
@@ -346,7 +346,7 @@ def connect(address: str = "auto", *, runtime_env: Mapping[str, Any] | None = No
 
 def _join(ray: Any, address: str, runtime_env: Mapping[str, Any] | None) -> None:
     shown, variable = repr(address), os.environ.get("RAY_ADDRESS") or "auto"
-    if address == "auto" and variable != "auto":  # as Ray would
+    if address == "auto" and variable != "auto":  # as Ray does
         address, shown = variable, f"{variable!r}, which RAY_ADDRESS names"
     if address not in ("auto", "local"):
         _check_reachable(address.removeprefix("ray://"), shown)

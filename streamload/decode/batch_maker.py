@@ -57,9 +57,9 @@ from streamload.tar.scan import scan_file, scan_piece
 
 _IMAGES = re.compile(r"uint8\[\d+, \d+, 3] uint8\[\d+, \d+, 3]$")
 _RESIZE = " (images with streamload.images.Resize((224, 224)), say)"
-_NONE = " (None goes with strings and bytes alone)"
+_NONE = " (None mixes only with strings and bytes)"
 _WITHOUT_TENSOR = {"None", "str", "bytes"}
-_MISSING = type("missing", (), {})()  # stands for a key or an item that only another sample has
+_MISSING = type("missing", (), {})()  # stands for a key or an item that only the other sample has
 
 # Maximum depth of a comparison of samples, which may contain themselves.
 _LEVELS = 6
@@ -74,10 +74,10 @@ _COLLATE_STREAM = 1 << 40
 class TaskRunner:
     """Run the tasks of one worker, one at a time, with the shards and slots that the pool has opened for it.
 
-    Most batches of a job share a layout, so rows are written in place as they are made, by the layout of the previous
-    batch. A batch that does not fit gets its own layout.
+    Most batches of a job share a layout, so rows are written in place, in the layout of the previous batch. A batch
+    that does not fit gets its own layout.
 
-    `in_callers_process` is as for `RowMaker`; shards are then not mapped either, see `OpenShards`.
+    `in_callers_process` is as for `RowMaker`; shards are then not mapped, see `OpenShards`.
     """
 
     def __init__(self, job: Job, *, in_callers_process: bool = False) -> None:
@@ -95,7 +95,7 @@ class TaskRunner:
     ) -> RowsDone | ScanDone | None:
         """Handle a message of the pool; return the answer to a task.
 
-        Raises only KeyboardInterrupt, or SystemExit in the caller's process. The message's `descriptors` belong to
+        Raises only KeyboardInterrupt and, in the caller's process, SystemExit. The message's `descriptors` belong to
         this object from now on. `progress` is set to the current row and task.
         """
         match message:
@@ -214,14 +214,14 @@ class TaskRunner:
     def _not_collated(self, task: RowTask, task_rows: Sequence[int], rows: Rows, error: Exception) -> RowFailure:
         """Return the failure of the first row that differs from row 0, or of row 0 if none does.
 
-        `rows` is the batch, `task_rows` the number of each row in the task, and `error` what collating raised.
+        `rows` is the batch, `task_rows` the number of each row in the task, and `error` the exception.
         """
         fields = self._job.fields
         first, *others = samples = rows.as_list()
         if fields is not None and rows.columns is not None:
             first, *others = [dict(zip(fields, sample, strict=True)) for sample in samples]
         for task_row, other in zip(task_rows[1:], others, strict=True):
-            # Torch leaves strings and bytes in a list, even if other samples differ.
+            # Torch leaves strings and bytes in a list, even if their types are mixed.
             differences = [each for each in _differences(first, other) if not _WITHOUT_TENSOR.issuperset(each[1])]
             if differences:
                 place, (that, this) = min(differences, key=lambda each: "missing" not in each[1])
@@ -229,8 +229,8 @@ class TaskRunner:
                 note = _RESIZE if _IMAGES.match(f"{that} {this}") else _NONE if "None" in (that, this) else ""
                 message = (
                     f"this sample cannot be collated: it is not like {which} of its batch{place and f' in {place}'}: "
-                    f"the first is {that}, this one is {this}; make samples alike in transform={note}, request fields "
-                    "that all samples have in fields=, or give a collate_fn="
+                    f"the first is {that}, this one is {this}; make samples alike in transform={note}, limit fields= "
+                    "to those that all samples have, or give a collate_fn="
                 )
                 return _batch_failure(task, task_row, message)
         try:

@@ -3,7 +3,7 @@
 The rules are those of torch's `default_collate`; only the last step, from arrays to tensors, needs torch.
 
 A layout is a batch's tree of containers, with each array's place in the slot; other values are stored in columns after
-the arrays. `describe_rows` derives it from one row, and `describe_batch` from the result of a `collate_fn`.
+the arrays. `describe_rows` derives a layout from one row, and `describe_batch` from the result of a `collate_fn`.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def is_named_tuple(kind: type) -> bool:
 
 
 def is_plain_array(kind: type) -> bool:
-    """Return True for NumPy's own array and scalar classes; a user's subclass may differ in meaning."""
+    """Return True for NumPy's own array and scalar classes, not for users' subclasses."""
     return kind in (np.ndarray, np.memmap) or issubclass(kind, np.generic)
 
 
@@ -327,7 +327,7 @@ def copied_together(arrays: Sequence[NDArray[Any]], out: NDArray[Any]) -> bool:
     try:
         if set(map(len, arrays)) != {length}:
             return False
-        # NumPy itself checks the dtypes, except for their byte order, and the lengths of the other axes.
+        # NumPy itself checks the lengths of the other axes, and the dtypes except for their byte order.
         np.concatenate(arrays, out=out.reshape(len(arrays) * length, *rest), casting="equiv")
     except (TypeError, ValueError):
         return False

@@ -27,7 +27,7 @@ from streamload.tar.extensions import KIND_OF, Decode, Handler, Kind, decodes_as
 from streamload.text import counted
 
 Encoded = memoryview | bytearray | bytes
-"""The bytes of a field. A decoder may keep a `bytearray` or `bytes`, but not a memoryview, which is reused."""
+"""The bytes of a field. A decoder may keep a `bytearray` or `bytes`, but not a memoryview, whose memory is reused."""
 
 Decoder = Callable[[Any], Any]
 """Decode bytes to a value. Raises `ValueError`, or the user function's errors, for bytes in another format."""
@@ -62,7 +62,7 @@ def decoder_for(field: str, decode: Decode = True) -> Decoder:
         field: the full name, such as `"jpg"`, `"seg.png"` or `"depth.npy.gz"`. The last extension decides; `gz` is
             decompressed and then decoded by the extension before it. Unknown extensions give bytes.
         decode: True for the built-in decoders; False for bytes; a tuple of `Handler`; or a mapping to functions of
-            `bytes`, or to such tuples, which replace the built-in decoders. Its keys are full names, which take
+            `bytes`, or to such tuples, to use instead of the built-in decoders. Its keys are full names, which take
             precedence, or last extensions, or several of these (`"jpg;png"`).
 
     Raises:
@@ -333,7 +333,7 @@ def _decode_torch(data: memoryview) -> Any:
     if expanded_bytes > len(content) + DECOMPRESSED_LIMIT_BYTES:
         raise ExpansionError(
             f"its tensors expand from {len(content)} bytes to {expanded_bytes}; the limit is "
-            f"{DECOMPRESSED_LIMIT_BYTES} more. Store repeated values once, and expand them in your transform"
+            f"{len(content) + DECOMPRESSED_LIMIT_BYTES}. Store repeated values once, and expand them in your transform"
         )
     return value
 

@@ -69,7 +69,7 @@ def in_words(error: BaseException) -> str:
     """Return an exception's class and message; only the class if the message is empty or `__str__` raises."""
     kind = type(error).__name__
     if kind == "BdbQuit":
-        return f"{kind} (the debugger ended; it can stop only with num_workers=0)"
+        return f"{kind} (the debugger ended; breakpoints need num_workers=0)"
     with Attempt():
         return f"{kind}: {error}".removesuffix(": ")
     return kind

@@ -34,7 +34,7 @@ _ROWS_PER_SHARD = 8
 # Rows above this size are copied one by one, smaller ones by one indexing operation per shard.
 _ROW_BY_ROW_BYTES = 1024
 
-# Fields above this size are read one by one: the call costs little next to the copy, and no other pages are mapped.
+# Fields above this size are read one by one: a call costs little next to the copy, and no other pages are mapped.
 _VIEWED_BYTES = 32 << 10
 
 # Decoded arrays below this size are copied to their batch together, which is faster.
@@ -70,7 +70,7 @@ class ShardReader(ABC):
 
 
 Progress = memoryview | list[int]
-"""The first item is the current row. A memoryview is shared memory, which survives a crash."""
+"""Holds the current row as its first item; in shared memory (a memoryview), it survives a crash."""
 
 
 class RowError(Exception):
@@ -124,7 +124,7 @@ class Work:
         failed: Callable[[int, Exception], RowFailure],
         numbers: range | None = None,
     ) -> None:
-        """Run an action over all rows that have not failed; if it raises, that row fails and the next follows."""
+        """Run an action over all rows that have not failed; if it raises, its row fails and the next follows."""
         progress, failures = self.progress, self.failures
 
         def left() -> Iterator[int]:
@@ -162,7 +162,7 @@ class FieldReader:
         self._reusing: set[str] = set()  # fields whose decoders may reuse the memory of arrays they returned
 
     def decoding(self, name: str) -> tuple[Decoder, type[Encoded]]:
-        """Return a field's decoder, and the class of bytes it gets: memoryview only if it keeps no reference."""
+        """Return a field's decoder, and the class of its input: memoryview only if the decoder keeps no reference."""
         decoding = self._decodings.get(name)
         if decoding is None:
             kind: type[Encoded] = bytes
@@ -376,7 +376,7 @@ def _copy(gathered: _Gathered, out: NDArray[Any]) -> None:
 def _arrays(
     column: Column, gathered: _Gathered, blocks: list[NDArray[Any]] | None
 ) -> NDArray[Any] | dict[int, NDArray[Any]] | None:
-    """Copy arrays of the same size, dtype and shape, to their batches' memory if they fit; None if they differ."""
+    """Copy equally shaped arrays to their batches' memory if they fit, else to new memory; None if they differ."""
     (shards, _, memory, starts), size = gathered, int(column.sizes[0])
     first = memory[int(shards[0])][int(starts[0]) :][:size]
     try:

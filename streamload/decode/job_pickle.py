@@ -7,13 +7,13 @@ class. Values that do not pickle, or are large, come from the worker's own impor
 
 Pickling itself finds these values. `_JobPickler.reducer_override` records the names that a function uses, and sends a
 module's attributes whose names are recorded. Such an attribute may be a function that uses further names, so
-`pickle_job` pickles again until a round records nothing new. The first rule that applies to a value:
+`pickle_job` pickles again until a round records nothing new. The first rule that applies to a value decides:
 
 1. A global random generator, a lock, or an object that stays in the program: a substitute.
 2. A module of the user's: import it, then set the recorded attributes.
-3. Not a function or class of such a module, found there by its name: cloudpickle's rule.
-4. It does not pickle, or is a class with a metaclass: by reference.
-5. Else import the module of the function or class, then set the values that it refers to.
+3. Anything but a function or class found by its name in such a module: cloudpickle's rule.
+4. A function or class that does not pickle, or a class with a metaclass: by reference.
+5. Any other function or class: import its module, then set the values that it refers to.
 
 Rules 2 and 5 leave out values that do not pickle; another pickler tests each value once (`_pickles`).
 """
@@ -96,7 +96,7 @@ def load_job(data: bytes) -> Job:
 
 
 def users_modules() -> dict[str, ModuleType]:
-    """Return the user's own loaded modules by name, without streamload's, installed ones, Python's and `__main__`."""
+    """Return the user's own loaded modules by name, except streamload's, installed ones, Python's and `__main__`."""
     names = sys.modules.keys() - _OTHERS
     loaded = [(name, sys.modules.get(name)) for name in names]
     users = {name: module for name, module in loaded if _is_users(module, name)}
@@ -122,8 +122,8 @@ class LeftInTrainer:
 
     def _refuse(self, *_: object) -> NoReturn:
         raise RuntimeError(
-            f"a {self._name} cannot be used in a worker: it stays in the program. The object whose method or function "
-            "runs here may hold one, but must not use it here"
+            f"a {self._name} cannot be used in a worker: it stays in the program. An object whose method runs in a "
+            "worker may hold one, but must not use it there"
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -155,7 +155,7 @@ class _Uses:
 class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickle the user's functions and classes by value, for a process that imports their modules.
 
-    `tries` is the value if this only tests it; nested values tested before are left out.
+    `tries`: the value that this pickler only tests; nested values that passed a test are left out.
     """
 
     def __init__(self, file: Any, uses: _Uses, tries: Any = None) -> None:

@@ -89,7 +89,7 @@ class RowMaker:
         needed = not one_by_one and (job.collate_fn is not None or may_draw)
         self.seeds = GlobalSeeds(needed=needed, restore=in_callers_process)
         self.resizes_images = any(function.starts_from_encoded for function in of_fields)
-        self._may_be_none = one_by_one or job.collate_fn is not None  # many collate functions leave such samples out
+        self._may_be_none = one_by_one or job.collate_fn is not None  # many collate functions leave out None
         self._in_callers_process = in_callers_process
 
     def make(
@@ -103,7 +103,7 @@ class RowMaker:
         progress: Progress | None = None,
         blocks: Mapping[int, list[NDArray[Any]]] | None = None,
     ) -> Work:
-        """Read, decode and transform rows. Raises only KeyboardInterrupt, or SystemExit in the caller's process.
+        """Read, decode and transform rows. Raises only KeyboardInterrupt and, in the caller's process, SystemExit.
 
         Args:
             table: the rows, and the places of their fields.
@@ -149,7 +149,7 @@ class RowMaker:
             self._loop.close()
 
     def _transform(self, work: Work, transformed: list[_Transformed]) -> None:
-        """Decode and transform row by row: fields, then the sample, whose functions share the row's generator."""
+        """Decode and transform row by row: fields, then the sample; all functions share the row's generator."""
         rows, random, loop, started = work.rows, work.random, self._loop, perf_counter()
         names = work.table.values[:, :3].tolist()
         first_shards = [first for first, _ in self._job.own_transforms]
@@ -280,7 +280,7 @@ class RowMaker:
         return [urls[shard] for shard in work.row_shards]
 
     def _failed(self, work: Work, column: Column | None, in_transform: bool, row: int, error: Exception) -> RowFailure:
-        """Return a row's failure, in one column or as a whole. In the caller's process, raise SystemExit again."""
+        """Return a row's failure, in a column or the whole sample. In the caller's process, raise SystemExit again."""
         of_field = "" if column is None else f" of field {column.name!r}"
         if error.args == ("coroutine raised StopIteration",) and isinstance(error.__cause__, StopIteration):
             error = error.__cause__  # the user's function raised it, and the coroutine `make` converted it
@@ -363,7 +363,7 @@ class UserFunction:
         while isinstance(named, partial):
             named = named.func
         self.name: str = getattr(named, "__name__", None) or type(named).__name__
-        # Only the first operation of a chain decodes, and other operations may be the user's.
+        # Only the first operation of a chain can decode; the user's own functions may follow.
         first, *rest = steps_of(function) or (function,)
         self._from_encoded: Callable[..., Any] | None = getattr(first, "from_encoded", None)
         self.starts_from_encoded = self._from_encoded is not None

@@ -23,7 +23,7 @@ SAMPLE_NAMES = ("__key__", "__url__")
 
 Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 OwnTransforms = tuple[tuple[int, Transform | None], ...]
-"""The first shard and own transform (or None) of each dataset of a mixture; empty for a single dataset."""
+"""The first shard and the transform (or None) of each dataset of a mixture; empty for a single dataset."""
 
 OnError = Literal["raise", "skip", "replace"]
 
@@ -178,7 +178,7 @@ class WorkerStarted(NamedTuple):
 
 
 class ShardsOpened(NamedTuple):
-    """Sent with the shards' descriptors."""
+    """Sent to a worker with the shards' descriptors."""
 
     shards: tuple[int, ...]
     urls: tuple[str, ...]
@@ -186,7 +186,7 @@ class ShardsOpened(NamedTuple):
 
 
 class SlotOpened(NamedTuple):
-    """Sent with the slot's descriptor."""
+    """Sent to a worker with the slot's descriptor."""
 
     slot: int
 
@@ -199,7 +199,7 @@ class Forget(NamedTuple):
 
 
 class BatchSlot(NamedTuple):
-    """The slot of one batch of a task, and its number of rows; they follow the previous batch's rows in the table."""
+    """The slot of one batch of a task, and the number of its rows, which follow the previous batch's in the table."""
 
     slot: int
     rows: int
@@ -264,8 +264,8 @@ class Failure(NamedTuple):
 class Original:
     """An exception that stays in its process, with its frames for a debugger.
 
-    Pickled, it is a number. The process that created it loads the same object if it is still referenced there; others
-    load a substitute without the error.
+    It pickles as a number. The creating process loads the same object while a reference exists; other processes load a
+    substitute without the error.
     """
 
     _kept: ClassVar[WeakValueDictionary[int, Original]] = WeakValueDictionary()

@@ -35,7 +35,7 @@ from streamload.workers.pool import Pool, PoolEvents, WorkerActivity, WorkerLink
 from streamload.workers.process_pool import ProcessPool
 
 _KEPT_BYTES = 256 << 20  # memory that the allocator keeps, for the buffers of later requests
-_MARGIN = 1.05  # factor of an advised budget, for samples larger than the mean
+_MARGIN = 1.05  # factor of an advised budget, since samples may exceed the mean
 
 
 class Feeder:
@@ -262,7 +262,7 @@ class FeederMeter:
 
     While the trainer waits (`BatchStream.awaited`), time is added to "awaited_s/REASON". The reason is "work" unless at
     least half of the workers are idle; then it is "network", "scan" (of shards without an index) or "memory" (no room
-    in memory_budget). If the batches after the awaited one are ready, it is "work" too.
+    in memory_budget). If the batches after the awaited one are ready, the reason is "work" too.
     """
 
     def __init__(self, engine: Engine, stream: BatchStream, *, in_own_process: bool) -> None:

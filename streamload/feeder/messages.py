@@ -27,7 +27,7 @@ class PipelineSettings(NamedTuple):
     Attributes:
         fields: the fields to read, or None for all.
         verify: check the bytes against the index's checksums.
-        prefetch_batches: the number of batches that may be in flight or wait for the loop; more if tasks are short.
+        prefetch_batches: the maximum of batches in flight or waiting for the loop; higher if tasks are short.
     """
 
     order: OrderOptions

@@ -44,7 +44,7 @@ def locate(
 
     Args:
         block: the rows.
-        tables: the tables of the block's shards, or of more.
+        tables: the tables of the block's shards, or of more shards.
         fields: the fields to read, with or without `SAMPLE_NAMES`; None for all fields of the samples, in alphabetical
             order, and the keys.
         verify: look up the checksums too.
@@ -84,7 +84,7 @@ def locate(
 
 
 class _Group(NamedTuple):
-    """Rows that one table locates: their samples' numbers in the table, and their own in the block.
+    """Rows that one table locates: their samples' numbers in the table, and the rows' numbers in the block.
 
     The table belongs to `shard`, or is joined from several shards.
     """

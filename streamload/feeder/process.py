@@ -37,7 +37,7 @@ def run(sock: socket.socket, trainer: int, early: list[Child]) -> NoReturn:
         await serve(sock, trainer, early)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # asyncio would wait for threads, which may run the user's code, or wait for a silent storage
+        os._exit(0)  # asyncio would wait for threads, which may be in user code or waiting on a silent storage
 
     asyncio.run(serve_and_exit())
 
@@ -130,7 +130,7 @@ class _Process:
 
 
 def _forward_log(send: Callable[[Logged], None]) -> None:
-    """Send the log records of this process to the trainer instead, from the running event loop."""
+    """Forward this process's log records to the trainer, through the running event loop."""
     loop, loops_thread = asyncio.get_running_loop(), threading.get_ident()
 
     def to_trainer(logged: Logged) -> None:

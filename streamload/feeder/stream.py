@@ -282,7 +282,7 @@ class Batch:
         end: the position in the epoch's order after the last sample.
         parts: the keys of the parts to read.
         finished: for the last batch of a block, the shards that no later block needs.
-        slot: set when the batch has a task, and removed if it is dropped.
+        slot: set when the batch has a task, and removed if the batch is dropped.
         done: the worker's answer.
     """
 
@@ -326,7 +326,7 @@ class TaskSize:
         if self._row_s:
             by_time = int(min(_RUN_S / (self._row_s * batch_rows), _BATCHES_IN_FLIGHT // tasks))
             run = max(1, min(by_time, _RUN_BYTES // self._slot_bytes, self._most_run_rows // batch_rows))
-        # Half at most: a task waits until all its batches fit, and the trainer acknowledges late.
+        # At most half: a task waits until all its batches fit, and the trainer acknowledges late.
         return min(run, max(1, most // 2)), min(max(settings.prefetch_batches, run * tasks), most)
 
 
@@ -560,7 +560,7 @@ def _extent(table: ShardTable, first: int, end: int) -> tuple[int, int]:
 
 
 class Scans:
-    """Find the number of samples of shards, in an index or by a scan.
+    """Count the samples of shards, from an index or by a scan.
 
     A task scans a local shard as a whole, or several small ones. A shard that must be fetched is scanned piece by
     piece, one scan at a time, as its parts arrive; `feed` requests them.
@@ -612,7 +612,7 @@ class Scans:
         """Scan a requested shard before all others, because a batch waits for it."""
         arriving = self._arriving.get(shard)
         if arriving is not None and shard != next(iter(self._arriving)):
-            self._request_parts(shard, arriving, range(0))  # the next `feed` requests them for the new turn
+            self._request_parts(shard, arriving, range(0))  # `feed` requests them again, for the new turn
             arriving.turn = next(self._first_turns)
             self._arriving.move_to_end(shard, last=False)
 

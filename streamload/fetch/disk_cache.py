@@ -47,7 +47,7 @@ _PIECE_BYTES = 1 << 20
 _LOCK_WAIT_S, _RETRY_S = 1.0, 0.002
 _OPEN_WHOLE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-# Errors after which the cache is no longer read, either.
+# Errors after which the cache is not even read.
 _UNREADABLE = (errno.EIO, errno.ESTALE)
 
 _log = logging.getLogger("streamload")
@@ -257,7 +257,7 @@ class DiskCache:
             status = os.fstat(descriptor)
             is_ours = stat.S_ISREG(status.st_mode) and status.st_size == cached_bytes(identity.bytes, self._part_bytes)
             if is_ours:
-                fcntl.flock(descriptor, fcntl.LOCK_SH)  # another process holds it only briefly, in `_is_in_use`
+                fcntl.flock(descriptor, fcntl.LOCK_SH)  # others block this only briefly, in `_is_in_use`
                 if _inode(status) in self._verified or file.is_sound():
                     self._verified.add(_inode(status))
                     return file

@@ -468,7 +468,7 @@ class Fetcher:
             while offset + len(piece) > job.room_bytes:
                 if not self._grow(job):
                     job.growing = asyncio.get_running_loop().create_future()
-                    self._wake()  # to report it if nothing can make room
+                    self._wake()  # for an error if nothing can make room
                     await job.growing
             memory.write(offset, piece)
 

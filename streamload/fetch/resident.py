@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Fetching(NamedTuple):
-    """How a feeder fetches shards; `cache_folder` is None without a disk cache."""
+    """The settings of a feeder's fetches; `cache_folder` is None without a disk cache."""
 
     storages: Storages
     budget_bytes: int

@@ -40,7 +40,7 @@ LAST = (1 << 62) - 1
 """The turn of a part that is needed after all others."""
 _NEVER = 1 << 62
 
-# Outdated entries that a small heap may hold; a large one may hold as many as current ones.
+# Outdated entries allowed in a small heap; a large one may have as many outdated as current entries.
 _MOST_OUTDATED = 64
 
 
@@ -149,7 +149,7 @@ class PartWindow:
             self._update(key)
 
     def unplan(self, keys: Iterable[int], index: int = 0) -> None:
-        """Undo one `plan` of parts: the first (0) once its batch holds them, the last (-1) if that is cancelled."""
+        """Undo one `plan` of parts: the first (0) once its batch holds them, the last (-1) if a batch is cancelled."""
         for key in keys:
             turns = self._planned[key]
             del turns[index]

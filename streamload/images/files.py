@@ -228,7 +228,7 @@ def unchanged(data: bytes) -> NDArray[Any]:
 
     Returns:
         (height, width) for grey and palette images (indices of colours), else (height, width, channels), with 2
-        channels for grey with alpha, 3 for RGB, 4 for RGBA or CMYK. uint8 or uint16; float32 or int32 for such TIFFs.
+        channels for grey with alpha, 3 for RGB, 4 for RGBA or CMYK. uint8 or uint16; float32 or int32 for some TIFFs.
 
     Raises:
         ValueError: unknown format, damaged, truncated, too large, or of an unsupported depth.

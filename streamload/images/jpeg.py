@@ -121,8 +121,8 @@ def decode_jpeg(
         data: the encoded file.
         header: the file's header.
         eighths: the scale, 8 or a result of `smallest_scale`.
-        rows: the rows of the full picture that are needed, from the top; the result may end there. Damage below may go
-            unnoticed, but not truncation.
+        rows: the number of needed rows of the full picture, from the top; the result may end after them. Damage below
+            may go unnoticed, but not truncation.
         out: where to write, a C-contiguous uint8 array of the result's shape; only if `rows` is None.
 
     Raises:
@@ -130,7 +130,7 @@ def decode_jpeg(
     """
     declared, blocks = header.height, header.block_rows
     if rows is not None and blocks:
-        # Colours are interpolated with the next row of colours. A whole further block ensures the requested scale.
+        # Colours are interpolated with the next row of colours. If scaled, a further block keeps simplejpeg's scale.
         needed = rows + (blocks // _BLOCK if eighths == 8 else blocks)
         if -(-needed // blocks) < -(-header.height // blocks):
             declared = needed
