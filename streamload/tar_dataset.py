@@ -52,10 +52,10 @@ from streamload.trainer.feeder_link import (
 # Maximum open local shards; by default a process may have 1,024 open files.
 _OPEN_SHARDS = 64
 
-# Shards whose tables are read by one request.
+# Maximum number of shards whose tables are read by one request.
 _TABLES_AT_ONCE = 32
 
-# Samples that iteration reads together.
+# Maximum number of samples that iteration reads together.
 _ITERATED_TOGETHER = 32
 
 _SEEDS = (1 << 63) - 1
@@ -97,7 +97,7 @@ class RandomAccess:
     """The open shards of a dataset and their tables, in one process. Thread-safe.
 
     Attributes:
-        process_id: the process that opened them; a fork opens its own.
+        process_id: the id of the process that opened the shards; a fork opens its own.
         tables: the shards' tables, read at first use.
     """
 
@@ -130,7 +130,7 @@ class RandomAccess:
         return counts, sorted(fields)
 
     def labels(self) -> NDArray[np.int64]:
-        """Return the integer in each sample's `cls`, int64[samples]. Raises what `read_columns` raises."""
+        """Return the integer in each sample's `cls`, int64[samples]. Raises as `read_columns`."""
         with self._lock:
             columns, _ = self._client.call("read_columns", self._listing, self._storages, (LABEL,))
         labels: NDArray[np.int64] = columns[LABEL]
@@ -167,7 +167,7 @@ class RandomAccess:
         return sample_error(failure, self.tables.url(failure.stored_in), table.key(failure.sample))
 
     def close(self) -> None:
-        """Close shards, and end the process that reads remote ones; both reopen on demand."""
+        """Close local shards, and end the process that reads remote shards; both are reopened on demand."""
         with self._lock:
             for opened in self._open.values():
                 opened.close()
@@ -198,12 +198,12 @@ class RandomAccess:
 
 
 class TarDataset(OpenDataset, torch_data.Dataset[Any]):
-    """The samples of tar shards (WebDataset's format) by number: a map-style dataset.
+    """Read the samples of tar shards (WebDataset's format) by number: a map-style dataset.
 
     Sample i is the i-th of the concatenated shards, in the order of `StreamLoader(urls)` without shuffle, and has the
-    loader's value. Use it with torch's `DataLoader`, samplers, `Subset`, `random_split` and `ConcatDataset`, or in a
-    notebook. To iterate over all samples, prefer `StreamLoader`: it reads larger pieces, decodes in its own processes,
-    and can be resumed.
+    same value as in the loader. Use it with torch's `DataLoader`, samplers, `Subset`, `random_split` and
+    `ConcatDataset`, or in a notebook. To iterate over all samples, prefer `StreamLoader`: it reads larger pieces,
+    decodes in its own processes, and can be resumed.
 
     Each process opens shards at its first sample, so a dataset can be forked, and pickled even with functions that
     pickle cannot handle, such as lambdas. It is thread-safe. If a subclass overrides `__getitem__`, each sample is read
@@ -221,9 +221,9 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         index: a folder with the index of the shards, if it is not beside them.
         storage_options: credentials and options; as for `StreamLoader`.
         filesystem: an fsspec filesystem to read everything with: `urls` and `index` are its paths, or urls of its own
-            protocol; others are refused.
+            protocol; other urls are refused.
         verify: check every field against the checksum in the index.
-        where: the samples to select, numbered from 0; as for `StreamLoader`.
+        where: the samples to select, which are numbered from 0; as for `StreamLoader`.
         join: sidecars with more fields of the samples; as for `StreamLoader`.
 
     Raises:
@@ -289,7 +289,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         return int(self._ends[-1]) if self._selected is None else len(self._selected)
 
     def __getitem__(self, index: int | slice) -> Any:
-        """Return one sample by number, which may be negative to count from the end; or a list of samples for a slice.
+        """Return one sample by number (negative numbers count from the end), or a list of samples for a slice.
 
         Raises:
             IndexError: the number is out of range.
@@ -326,7 +326,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         Labels are read from the index, or from local shards without one.
 
         Raises:
-            DatasetIndexError: a sample has no such label.
+            DatasetIndexError: a sample has no integer `cls`.
             StreamloadError: a shard or its index cannot be read.
         """
         labels = self._here().labels()
@@ -383,7 +383,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         return numbers if self._selected is None else self._selected[numbers]
 
     def _here(self) -> RandomAccess:
-        """Return this process's open shards, opening none before their first sample."""
+        """Return this process's `RandomAccess`, created at the first use."""
         if self._access is None or self._access.process_id != os.getpid():
             client = FeederClient(self._options.storages, listing_places(self._listing))
             self._access = RandomAccess(self._listing, client)

@@ -14,7 +14,7 @@ _TRACKS = ("loop", "worker", "connection")
 
 
 class Totals(dict[str, float]):
-    """Sums by name, 0 by default. A name ends in its unit (`decode_s`), or has a part after it (`decode_s/jpg`)."""
+    """Sums by name, 0 by default. A name ends in a unit (`decode_s`), or in a unit and a part (`decode_s/jpg`)."""
 
     def __missing__(self, name: str) -> float:
         return 0.0
@@ -62,7 +62,6 @@ class Event(NamedTuple):
         kind: "step" or "wait" of the loop, "task" or "scan" of a worker, or "fetch".
         track: "loop", "worker 4711" or "connection". Connections' events may overlap.
         start_s: by `time.perf_counter`, shared by all processes of a machine on Linux.
-        seconds: the duration.
         details: values to show with the event.
     """
 

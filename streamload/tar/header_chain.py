@@ -473,7 +473,7 @@ class HeaderChain:
                 return None
             if header.typeflag not in _EXTENSIONS and header.typeflag != b"g":
                 return self._add_member(header, position, extensions)
-            if header.size is not None and header.size > MAX_RECORDS_BYTES:  # before the payload arrives
+            if header.size is not None and header.size > MAX_RECORDS_BYTES:  # refused before its payload arrives
                 most = f"{header.size} bytes (at most {MAX_RECORDS_BYTES} are read)"
                 raise self._error(f"an extension header of {most}; re-pack the shard", position)
             size = self._checked_size(header.size, position)

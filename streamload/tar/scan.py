@@ -1,7 +1,7 @@
 """Scan a shard into the table of its samples: whole, from memory or a file, or piece by piece while it arrives.
 
-A sample is complete when the next header has been read; an incomplete one is left to the next piece, which begins at
-the sample's first header. Pieces share nothing, so several processes may scan them; `Scanner` joins them.
+A sample is complete once the next sample's header has been read; an incomplete sample is left to the next piece, which
+begins at the sample's first header. Pieces share nothing, so several processes can scan them; `Scanner` joins them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MISSING = -1  # the member of a field that a sample does not have
 UNKNOWN_BYTES = -1  # the `shard_bytes` of a table while the size of its shard is unknown
 LABEL_FIELD = "cls"  # its decimal integer is the sample's label
-MOST_KEY_BYTES = 256 << 20  # of all keys of a shard together, which are held in memory
+MOST_KEY_BYTES = 256 << 20  # limit for all keys of a shard together, which are held in memory
 
 _META = re.compile(rb"__[^/]*__($|/)")
 # Fields that loaders add to a sample, such as `__key__`; no member may replace them.
@@ -37,9 +37,9 @@ _MOST_LABEL_BYTES = 64
 _MOST_FIELDS = 1 << 16
 _NO_FIELD = -1
 _NO_STEM = b"\0"  # names have no NUL in them
-# Keys of samples at least this far apart are cut one by one, which is faster than cutting all of them.
+# If samples are on average farther apart than this, their keys are cut one by one, without the keys between them.
 _FAR_APART = 16
-# From this mean distance between headers on, payloads are not read.
+# If headers are on average farther apart than this, payloads are not read.
 _FAR_APART_BYTES = 256 << 10
 _WINDOW_BYTES = 1 << 20
 
@@ -70,10 +70,9 @@ def scan_file(
     crc32: bool = False,
     labels: bool = False,
 ) -> ShardTable:
-    """Scan an open file as `scan_shard` does, without mapping it, so that it may be truncated meanwhile.
+    """Scan an open file as `scan_shard` does, without mapping it, since reading a truncated mapping would crash.
 
-    At most a window of the file is held, whatever its members' sizes. If headers are far apart, only `crc32` reads
-    payloads.
+    At most about 1 MiB of the file is held. If headers are far apart, payloads are read only for `crc32` and labels.
 
     Raises:
         ShardFormatError: as for `scan_shard`.
@@ -114,7 +113,7 @@ def scan_file(
 def scan_piece(data: memoryview | NDArray[np.uint8], url: str, *, start: int, total: int | None) -> ScannedPiece:
     """Scan the whole samples in the bytes of an uncompressed tar archive that have arrived.
 
-    Checks what `scan_shard` checks, but `Scanner` refuses a key that another piece has.
+    Checks what `scan_shard` checks, except keys repeated across pieces, which `Scanner` refuses.
 
     Args:
         data: the bytes from `start` on.
@@ -138,7 +137,7 @@ class ScannedPiece:
     Attributes:
         start: the first byte of the piece.
         table: the samples. Offsets are those of the shard; members, samples and fields are numbered from 0.
-        resume: the start of the next piece; may lie after the available bytes.
+        resume: the start of the next piece; can lie after the available bytes.
         needs: the end of the bytes that the next piece needs; None at the end of the shard.
     """
 
@@ -152,8 +151,7 @@ class Scanner:
     """Join the pieces of a shard in order, or scan its bytes as they arrive (`feed`).
 
     Attributes:
-        resume: the start of the next piece.
-        needs: the end of the bytes that the next piece needs; None at the end of the shard.
+        resume, needs: as in `ScannedPiece`.
     """
 
     def __init__(self, url: str, *, every_byte: bool = False, step_bytes: int = 8 << 20) -> None:
@@ -188,7 +186,7 @@ class Scanner:
         return self.table()
 
     def table(self) -> ShardTable:
-        """Return the table of all samples so far; requires a piece."""
+        """Return the table of all samples so far, of at least one piece."""
         self._tables = [joined_tables(self._tables)] if len(self._tables) > 1 else self._tables
         table = self._tables[0]
         labels = table.labels if len(table) else None
@@ -196,7 +194,7 @@ class Scanner:
 
     def _scan_held(self, total: int | None) -> None:
         start = self.resume
-        # Until the end only whole blocks: `resume` may lie after a payload whose padding has not arrived.
+        # Before the end, scan only whole blocks: `resume` can lie after padding that has not arrived.
         count = len(self._held) if total is not None else len(self._held) // BLOCK_BYTES * BLOCK_BYTES
         self.scan(_octets(self._held)[:count], total)
         del self._held[: self.resume - start]
@@ -217,8 +215,9 @@ class Scanner:
         """Append the next piece.
 
         Raises:
-            ShardFormatError: a key is repeated, or fields are too many or keys too long; the scanner is unusable.
-            ValueError: the piece does not begin at the end of the last one.
+            ShardFormatError: a key is repeated, or there are too many fields or bytes of keys; the scanner is then
+                unusable.
+            ValueError: the piece does not begin at the end of the last piece.
         """
         if piece.start != self.resume:
             raise ValueError(
@@ -277,7 +276,7 @@ class ShardTable:
         member_crc32: uint32[M], crc32 of each payload, or None.
         labels: int64[S], the integers in `cls`; None if a sample has none.
         skipped: number of skipped members, by reason.
-        member_shard: int64[M], the number of each member's shard; None if all lie in this one.
+        member_shard: int64[M], the number of each member's shard; None if all members lie in one shard.
         columns: cached results of `column`.
     """
 
@@ -305,7 +304,7 @@ class ShardTable:
         return self.key_bytes[start:end].tobytes().decode("utf-8", "surrogateescape")
 
     def keys(self, samples: NDArray[np.int64] | None = None) -> list[str]:
-        """Return the keys of some samples, int64[n], in that order; by default of all samples."""
+        """Return the keys of `samples`, int64[n], in the same order; by default of all samples."""
         chosen = np.arange(len(self)) if samples is None else samples
         if not len(chosen):
             return []
@@ -343,7 +342,7 @@ class ShardTable:
 def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
     """Concatenate tables that have the same fields.
 
-    Offsets are kept as they are; checksums and labels, only if all tables have them.
+    Offsets stay unchanged; checksums and labels are kept only if all tables have them.
     """
     joined: dict[str, Any] = {}
     for name in ("member_offset", "member_size", "member_field", "key_bytes", "member_crc32", "labels"):
@@ -384,7 +383,7 @@ def _edges(table: ShardTable) -> list[tuple[int, int]]:
 
 
 def _labels_of(table: ShardTable, payload: Callable[[int, int], bytes | memoryview]) -> NDArray[np.int64] | None:
-    """Return the label of each sample, or None unless every sample has one; `payload(start, end)` reads a label."""
+    """Return the label of each sample, or None if a sample has none; `payload(start, end)` reads a label."""
     chosen = table.column((LABEL_FIELD,))
     offset, size = table.member_offset[chosen], table.member_size[chosen]
     if (chosen == MISSING).any() or (size > _MOST_LABEL_BYTES).any():
@@ -416,7 +415,7 @@ def _grouped(chain: HeaderChain, start: int) -> ScannedPiece:
     reasons: dict[int, str] = {}
     stem, stem_bytes = _NO_STEM, len(_NO_STEM)
     for member, name in enumerate(chain.names):
-        if name.startswith(stem):  # another member of the same sample, unless the dot was a folder's
+        if name.startswith(stem):  # another member of the same sample, unless the dot is in a folder's name
             number = fields[name[stem_bytes:]]
             if number != _NO_FIELD:
                 member_field.append(number)
@@ -453,7 +452,7 @@ def _grouped(chain: HeaderChain, start: int) -> ScannedPiece:
     end = int(starts[whole])
     table = ShardTable(
         shard_bytes=UNKNOWN_BYTES if total is None else total,
-        # Fields are numbered in the order of their appearance, so those of the first members are the first ones.
+        # Fields are numbered as they appear, so the fields of the first members have the lowest numbers.
         fields=names[: int(numbers[:end].max()) + 1 if end else 0],
         member_offset=offset[:end],
         member_size=sizes[chosen[:end]],
@@ -468,7 +467,7 @@ def _grouped(chain: HeaderChain, start: int) -> ScannedPiece:
 
 
 class _FieldNumbers(dict[bytes, int]):
-    """Number extensions on first use; spellings that differ in case share a number.
+    """Number extensions on first use; extensions that differ only in case share one.
 
     Text with a slash and reserved names have the number -1.
     """

@@ -19,7 +19,7 @@ _FOR_EVERY_DEVICE = 1  # cudaHostRegisterPortable
 class Cuda:
     """Page-lock slots, and copy batches to a device.
 
-    Torch has not page-locked the slots, so `fence`, not torch, keeps them until queued copies are done. CUDA is
+    Torch does not know that the slots are page-locked, so `fence` must keep them until queued copies are done. CUDA is
     initialized by the first slot or batch, so a program may call `torch.cuda.set_device` after it has made the loader.
 
     Attributes:
@@ -45,7 +45,7 @@ class Cuda:
     def fence(self) -> Callable[[], bool]:
         """Return a function that returns True once all copies queued until now are done.
 
-        It covers the current stream of each device with a CUDA context, and the stream of `move`.
+        The copies are those on the current stream of each device with a CUDA context, and the stream of `move`.
         """
         if not torch.cuda.is_initialized():
             return lambda: True
@@ -85,8 +85,8 @@ class Cuda:
             callers = torch.cuda.current_stream(device)
             callers.wait_event(copied)
             for tensor in copies:
-                # The copies' memory belongs to their stream: this keeps it from being reused while work that the loop
-                # has queued still reads it.
+                # The copies' memory belongs to the copies' stream. Recording the caller's stream keeps the memory from
+                # being reused while work that the loop has queued still reads it.
                 tensor.record_stream(callers)
             return moved
 
@@ -108,7 +108,7 @@ def _devices_in_use() -> list[int]:
 
 
 def _unlock(address: int, device: torch.device) -> None:
-    """Unlock memory after all copies."""
+    """Unlock memory once all copies are done."""
     if not torch.cuda.is_initialized():  # in a fork, where CUDA cannot be used
         return
     with suppress(RuntimeError):  # CUDA has failed before, so no copy is running
@@ -122,7 +122,7 @@ def device_for(device: Any) -> torch.device | None:
     """Return the device that `device=` names; None for the host.
 
     Raises:
-        ValueError: it is not an available CUDA device.
+        ValueError: `device` is not an available CUDA device.
     """
     if device is None:
         return None

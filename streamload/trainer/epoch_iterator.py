@@ -31,7 +31,7 @@ MOST_KEPT = 10_000
 _MAX_LOGGED = 5
 # A wait is logged after this time, and then at this interval.
 WAIT_LOGGED_AFTER_S, WAIT_LOGGED_EVERY_S = 10.0, 60.0
-# How often a waiting pass checks if another thread or task has ended it.
+# Seconds after which a waiting pass checks again if another thread or task has ended the pass.
 _CHECK_S = 1.0
 
 
@@ -78,7 +78,7 @@ class BatchBuilder:
     Attributes:
         repeats: replace a batch whose samples all failed by the previous batch.
         skipped: errors of samples that were left out or replaced, in order; the newest `MOST_KEPT`.
-        n_skipped: the number of such errors, including the ones that are not kept.
+        n_skipped: the number of samples left out or replaced so far.
     """
 
     def __init__(self, on_error: OnError, *, repeats: bool) -> None:
@@ -93,7 +93,7 @@ class BatchBuilder:
         """Record the failed samples of a batch.
 
         Raises:
-            SampleError: a sample failed that `on_error` does not leave out.
+            SampleError: a sample failed, and `on_error` does not leave it out.
             ShardChangedError: a shard became shorter while it was in use.
         """
         for row in batch.failed:
@@ -126,7 +126,7 @@ _FINISHED = ""
 class EpochIterator(Iterator[Any], AsyncIterator[Any]):
     """Iterate over one epoch. If the iterator is dropped or closed early, the feeder abandons the epoch.
 
-    A pass is finished after its last batch, since loops that count steps do not ask for another.
+    A pass finishes with its last batch, since a loop that counts steps does not request another batch.
     """
 
     _stays_in_trainer = True
@@ -156,7 +156,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._owed: deque[int] = deque()  # the end positions of the batches to return next
         # The next batch, or a function that returns it on the device, with its number of samples and end; or its error.
         self._ahead: tuple[Any, int, int] | Exception | None = None
-        self._feeder_died = False  # and no batch has come since
+        self._feeder_died = False  # True from its death to the next feeder's first batch
         self._returned_s: float | None = None  # when the loop got its last batch
         self._skipped_before = batch_builder.n_skipped
         self._turning = Lock()
@@ -188,7 +188,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                 with self._turning:
                     batch = self._next(receive)
             except StopIteration:
-                # Only now, since a saved state must not depend on the time at which the counts arrive.
+                # Set only now, since a saved state must not depend on the time at which the counts arrive.
                 link = self._link
                 link.counts = link.counts or self.connection.counts
                 self._finish()
@@ -228,7 +228,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         """Return the next batch as `_turn` does. Replace a dead feeder, at most once between two batches."""
         while True:
             try:
-                if self.connection.death is not None:  # found by a call; announced batches may be lost
+                if self.connection.death is not None:  # noticed by a call; announced batches may be lost
                     raise FeederDiedError(self.connection.death)
                 while (ahead := self._ahead or self._make()) is None:
                     if self.connection.batches:  # the end of the epoch
@@ -298,7 +298,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                 log_after_s = self._log_wait(perf_counter() - since_s, log_after_s)
 
     def _log_wait(self, waited_s: float, log_after_s: float) -> float:
-        """Log why no batch has come, if that is due; return when it is due next."""
+        """Log why no batch has come, unless it is too early; return the wait after which to log next."""
         if waited_s < log_after_s:
             return log_after_s
         with Attempt() as attempt:  # an error of the feeder is raised at its batch's turn
@@ -326,7 +326,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
     def _make(self) -> tuple[Any, int, int] | None:
         """Build the next pending batch; return it with its number of samples and its end.
 
-        If every sample of a batch fails, the previous batch is repeated; at the start of a pass, the next one.
+        If every sample of a batch fails, the previous batch is repeated; at the start of a pass, the next batch.
         """
         builder, pending, own = self._batch_builder, self.connection.batches, self._start.identity
         while pending and pending[0] != (own, None) and not (self._owed and self._last_good):
@@ -352,7 +352,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         return batch if self._move is None else self._move(batch), good.done.rows, end
 
     def _look_ahead(self) -> None:
-        """Start moving the next batch to the device if it has arrived. Its error is raised at its turn.
+        """Start moving the next batch to the device if it has arrived. An error is raised at the batch's turn.
 
         Skip a batch with failed samples: building it may raise their errors.
         """
@@ -370,14 +370,14 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             self._ahead = attempt.error
 
     def close(self) -> None:
-        """End the pass early, as leaving the loop does. A loop over it ends without an error. Idempotent."""
+        """End the pass early, as leaving the loop does. A loop over the pass ends without an error. Idempotent."""
         self.end(_CLOSED if self._turning.locked() else _FINISHED)
 
     def end(self, why: str) -> None:
         """End the pass where it stands, without waiting.
 
-        The feeder abandons the epoch. Its processes end only if this pass waits for a batch, in another thread or in a
-        caller of this function.
+        The feeder abandons the epoch. The feeder's processes end only if this pass waits for a batch, in another thread
+        or in a caller of this function.
         """
         if self._ended is not None:
             return
@@ -409,7 +409,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._last_good = None
 
     def _finish(self) -> None:
-        """End the pass, and go on to the next epoch."""
+        """End the pass, and advance to the next epoch."""
         self._ended = _FINISHED
         self._last_good = None
         cursor = self._cursor
@@ -443,7 +443,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
 
 
 async def _readable(connection: Connection, timeout_s: float) -> bool:
-    """Wait for a message of a feeder, or its end. Return False on a timeout."""
+    """Wait for a message of a feeder, or the feeder's end. Return False on a timeout."""
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     assert connection.descriptor is not None
     descriptor = os.dup(connection.descriptor)  # the connection may be closed meanwhile

@@ -146,7 +146,7 @@ class FeederLink:
         return None if selected.all() else selected
 
     def settings(self) -> PipelineSettings:
-        """Return the settings of every epoch."""
+        """Return the settings that all epochs share."""
         return self.options.pipeline(self.lanes, self._sampling.sampling)
 
     def begin(self, start: EpochStart) -> Connection:
@@ -187,7 +187,7 @@ class FeederLink:
         return connection
 
     def change_transform(self, transform: Transform | None) -> None:
-        """Use another transform from the next pass on. Raises what `check_fields` raises."""
+        """Use another transform from the next pass on. Raises as `check_fields`."""
         options = replace(self.options, transform=transform)
         check_fields(self._portions, self._listings, options)
         self.options = options
@@ -222,7 +222,7 @@ class FeederLink:
         return [self.options, *chain.from_iterable(nested)]
 
     def count(self) -> tuple[int, ...]:
-        """Return each shard's number of samples. Unless known, scan shards without an index.
+        """Return each shard's number of samples; if unknown, scan the shards without an index.
 
         Raises:
             LoaderClosedError: the loader was closed.
@@ -231,7 +231,7 @@ class FeederLink:
         if self._closed:
             raise LoaderClosedError("the loader was closed; make a new one")
         if self.counts is None:
-            # In a process of its own, which ends with this call, even at Ctrl-C.
+            # In a separate process, which ends with this call, even at Ctrl-C.
             with closing(FeederClient(self.options.storages, listing_places(self.listing))) as client:
                 counts = tuple(client.counts(self.listing))
             self._sampling.check_counts(counts)
@@ -239,7 +239,7 @@ class FeederLink:
         return self.counts
 
     def last_position(self, start: EpochStart) -> float:
-        """Return the position after an epoch's last batch. Raises what `SamplingOptions.last_position` raises."""
+        """Return the position after an epoch's last batch. Raises as `SamplingOptions.last_position`."""
         return self._sampling.last_position(start, self.counts, self.settings().order)
 
     def sizes(self) -> tuple[int, ...]:
@@ -262,7 +262,7 @@ class FeederLink:
         self.disconnect()
 
     def _configure(self) -> None:
-        """Record the configuration of feeders. Raises what `FeederClient.check_classes` raises."""
+        """Record the configuration of feeders. Raises as `FeederClient.check_classes`."""
         options = self.options
         try:
             self._client.check_classes(self._portions, self._listings, options)
@@ -309,11 +309,11 @@ class FeederLink:
 class FeederClient:
     """Call functions of `Calls`: in a feeder's process if reading the places needs a server, else in this process.
 
-    The first call starts the feeder; a later call starts another if that one has ended.
+    The first call starts the feeder; a later call starts another feeder if the first has ended.
 
     Attributes:
-        is_process_local: only this process can read some of the places (`memory://`), so all calls stay here.
-        is_here: functions are called in this process.
+        is_process_local: True if only this process can read some of the places (`memory://`), so all calls stay here.
+        is_here: True if functions are called in this process.
         process: the connection to the newest feeder's process, which may be closed.
     """
 
@@ -354,7 +354,7 @@ class FeederClient:
 
         Raises:
             WorkerError: the second feeder died as well.
-            Exception: what the function raises, and what `feeder` raises.
+            Exception: an error of the function, or of `feeder`.
         """
         if self.is_here:
             return self._calls.call_here(function, arguments)
@@ -371,7 +371,7 @@ class FeederClient:
         self._read_from = listing
 
     def list_shards(self, urls: Urls, index: str | os.PathLike[str] | None, sidecars: Sequence[Urls] = ()) -> Listing:
-        """Call `list_shards`, and raise what it raises."""
+        """Call `list_shards`. Raises the same errors."""
         if not self.is_here:  # paths and sequences may be of classes that the feeder does not know
             urls, index = as_strings(urls), None if index is None else os.fspath(index)
             sidecars = tuple(map(as_strings, sidecars))
@@ -397,13 +397,13 @@ class FeederClient:
         return selection.select(ColumnsOf(read, partial(self.class_names, listing)), count)
 
     def class_names(self, listing: Listing) -> tuple[str, ...] | None:
-        """Return the names of the classes. Raises what `read_class_names` raises."""
+        """Return the names of the classes. Raises as `read_class_names`."""
         folders = tuple(dict.fromkeys(shard.folder for shard in listing.shards))
         names: tuple[str, ...] | None = self.call("read_class_names", folders, self.storages)
         return names
 
     def check_classes(self, portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> None:
-        """Refuse folders whose classes differ; ignore files that may not be read.
+        """Refuse folders whose classes differ; ignore a `classes.json` that permissions hide.
 
         Raises:
             DatasetIndexError: the classes differ, or a `classes.json` is damaged.
@@ -419,7 +419,7 @@ class FeederClient:
                 raise
 
     def counts(self, listing: Listing) -> Sequence[int]:
-        """Return each shard's number of samples; scan shards without an index. Raises what `read_columns` raises."""
+        """Return each shard's number of samples; scan shards without an index. Raises as `read_columns`."""
         if listing.counts is not None:
             return listing.counts
         _, counts = self.call("read_columns", listing, self.storages, ())
@@ -433,7 +433,7 @@ class FeederClient:
 
 
 def named_places(portions: Iterable[Portion]) -> list[str]:
-    """Return all URLs and paths in the arguments of datasets. Raises what `expand_urls` raises."""
+    """Return all URLs and paths in the arguments of datasets. Raises as `expand_urls`."""
     places: list[str] = []
     for portion in portions:
         places += expand_urls(portion.urls)
@@ -454,13 +454,13 @@ class Connection:
     trainer is killed, the process ends by itself.
 
     Attributes:
-        configured: a `Configure` was sent.
+        configured: True once a `Configure` was sent.
         death: how the process ended, if it has died.
         owner: the id of the process that made the connection; in its forks the connection is closed.
         counts: the number of samples of each shard, if the newest message has it.
-        messages: arrived, for `receive`.
+        messages: arrived messages, for `receive`.
         batches: announced batches with the identities of their epochs; None follows the last batch of an epoch. The
-            batches of a pass that was left are released by the next pass.
+            batches of an abandoned pass are released by the next pass.
     """
 
     def __init__(
@@ -486,7 +486,7 @@ class Connection:
         self._end = weakref.finalize(self, _end, child, channel, self._slots, self.owner)
 
     def make_rows(self, worker: CallerWorker) -> None:
-        """Let `receive` do the tasks, in its caller's thread."""
+        """Let `receive` do the tasks with a worker, in the thread that calls `receive`."""
         self._worker = worker
         weakref.finalize(self, worker.close)
 
@@ -565,7 +565,7 @@ class Connection:
         Raises:
             TimeoutError, FeederDiedError: as `receive`.
             LoaderClosedError: another thread has closed the connection.
-            Exception: the function's error, or the error with which the feeder has failed.
+            Exception: the function's error, or the error that ended the feeder.
         """
         deadline_s = None if timeout_s is None else monotonic() + timeout_s
         number = next(_numbers)
@@ -725,7 +725,7 @@ def naming_dataset(name: str) -> Iterator[None]:
 def labelled_folders(portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> tuple[str, ...]:
     """Return the folders whose labels must mean the same classes.
 
-    A dataset with its own transform is left out, because the transform may map its labels.
+    A dataset with its own transform is left out, because the transform can change the labels.
     """
     folders: dict[str, None] = {}
     for portion, listing in zip(portions.values(), listings, strict=True):
@@ -739,7 +739,7 @@ def labelled_folders(portions: Mapping[str, Portion], listings: Sequence[Listing
 def refuse_unused_decoders(options: Options, existing: Sequence[str]) -> None:
     """Raise ValueError for a decoder that no field needs, such as one for a misspelt extension.
 
-    A mapping may serve several datasets, so unused decoders for known extensions are refused only if all decoders are
+    A mapping can serve several datasets, so unused decoders for known extensions are refused only if all decoders are
     unused. `existing` are the fields of the shards, if known.
     """
     if not isinstance(options.decode, Mapping):
@@ -827,13 +827,13 @@ class OpenDataset:
 
     @cached_property
     def classes(self) -> list[str] | None:
-        """The names of the classes by number, which `shardify` writes beside the shards; None if there are none.
+        """The names of the classes by number, from the shards' `classes.json`; None if there is none.
 
         Raises:
             DatasetIndexError: a `classes.json` is damaged, or the folders of the shards have different classes.
             StorageError: a `classes.json` cannot be read.
         """
         places = listing_places(self._listing)
-        with closing(FeederClient(self._options.storages, places)) as client:  # the client's process ends with it
+        with closing(FeederClient(self._options.storages, places)) as client:  # its process ends with the block
             names = client.class_names(self._listing)
         return None if names is None else list(names)

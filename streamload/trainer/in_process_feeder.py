@@ -31,7 +31,7 @@ class CopiedShards(ResidentShards):
         self._storages = storages
 
     def open(self, shard: int) -> OpenShard:
-        """Open a shard. Raises ShardFormatError for a damaged compressed one, and what `ResidentShards.open` raises."""
+        """Open a shard. Raises as `ResidentShards.open`, and ShardFormatError for a damaged compressed shard."""
         if shard not in self._copied:
             return super().open(shard)
         listed = self._listing.shard(shard)
@@ -56,7 +56,7 @@ class InProcessChannel:
         self._arrived: deque[Message] = deque()
         self._working, self._closed = Lock(), False
         shards = CopiedShards(configure.listing, configure.fetching.storages)
-        configure = configure._replace(descriptors=configure.descriptors // 2)  # each slot has two here
+        configure = configure._replace(descriptors=configure.descriptors // 2)  # each slot has two descriptors here
         self._feeder = Feeder(configure, self._put, shards=shards)
 
     def _put(self, message: Any, descriptors: Sequence[int] = (), *, close: bool = False) -> None:
@@ -75,7 +75,7 @@ class InProcessChannel:
         return self._arrived.popleft() if self._arrived else None
 
     def receive(self, _timeout_s: float | None) -> Message:
-        """Return the next message, which has arrived once the caller has done all tasks."""
+        """Return the next message. One has arrived if the caller has done all tasks."""
         if not self._arrived:
             raise RuntimeError("the feeder has neither a task nor a message")
         return self._arrived.popleft()
@@ -85,7 +85,7 @@ class InProcessChannel:
         return ""
 
     def close(self, *, ends: bool = True) -> None:  # noqa: ARG002
-        """Close the feeder and unreceived descriptors, after messages that are being handled. Idempotent."""
+        """Close the feeder and unreceived descriptors, once the messages being handled are done. Idempotent."""
         self._closed = True
         if self._working.acquire(blocking=False):
             self._feeder.close()

@@ -18,7 +18,7 @@ class CallerWorker:
         job: the user's functions themselves, not copies, so that they share state with the caller's code.
 
     Attributes:
-        waiting: the messages, each with descriptors that this object closes.
+        waiting: the queued messages, each with descriptors that this object closes.
     """
 
     def __init__(self, job: Job) -> None:
@@ -28,7 +28,7 @@ class CallerWorker:
         self._failed: list[RowsDone] = []
 
     def begin(self, pass_number: int) -> None:
-        """Make rows for this pass only."""
+        """Make rows only for this pass from now on."""
         self._pass_number = pass_number
         self._failed.clear()
 

@@ -1,7 +1,7 @@
 """Run a module in a process that `launch` starts: `python -P child.py -m MODULE PROGRAM NUMBER...`.
 
-This script is run as a file, since streamload may be found only by the program's `sys.path`. PROGRAM is a descriptor of
-a pickle of the program's `sys.path` and `sys.argv`; programs that user code starts would inherit a `PYTHONPATH`.
+This script is run as a file, since only the program's `sys.path` may lead to streamload. PROGRAM is a descriptor of a
+pickle of the program's `sys.path` and `sys.argv`; a `PYTHONPATH` would also reach programs that user code starts.
 """
 
 import importlib

@@ -1,8 +1,8 @@
-"""Start processes on socket pairs: subprocesses, and forks of a feeder that has just begun.
+"""Start processes on socket pairs: subprocesses, and forks of a feeder that has just started.
 
 Imports take longer than anything else before the first batch. So the first workers are forks of the feeder, made when
 it has loaded its modules, but has no thread, no open file and no user code yet. Later workers are subprocesses, and so
-are the first if the feeder has another thread or the system is not Linux.
+are the first workers if the feeder has another thread or the system is not Linux.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ PROGRESS_BYTES = 16
 _WORDS_SHOWN = 4000
 _PR_SET_PDEATHSIG = 1
 STACK_SIGNAL = signal.SIGUSR2
-"""Makes a process write its stack to its last words, even in a C function that never returns."""
+"""The signal that makes a process write its stack to its last words, even in a C function that never returns."""
 STACK_S = 0.2
 """Time for a process to write its stack."""
 
-# How often the status of a process is polled.
+# Seconds between two looks at the status of a process.
 _LOOK_UP_S = 0.002
 
 
@@ -59,13 +59,13 @@ class Child:
         self._how_it_ended: str | None = None
 
     def request_stack(self) -> int:
-        """Make the process write the stacks of its threads to its last words; return their offset."""
+        """Make the process write the stacks of its threads to its last words; return the stacks' offset there."""
         written_bytes = os.fstat(self.words).st_size
         os.kill(self.pid, STACK_SIGNAL)
         return written_bytes
 
     def last_words(self, start: int | None = None) -> str:
-        """Return the process's last words from the offset `start` on, or the latest."""
+        """Return the process's last words from the offset `start` on, by default the end of the words."""
         if start is None:
             start = max(0, os.fstat(self.words).st_size - _WORDS_SHOWN)
         return os.pread(self.words, _WORDS_SHOWN, start).decode(errors="replace").strip()
@@ -102,7 +102,7 @@ class Child:
         return self._how_it_ended
 
     def close(self) -> None:
-        """Close this process's descriptors of the child. Idempotent."""
+        """Close the descriptors that this process shares with the child. Idempotent."""
         self.socket.close()
         self.theirs.close()
         while self._descriptors:
@@ -113,7 +113,7 @@ def launch(module: str, *arguments: int) -> Child:
     """Start a process that calls `module.main(SOCKET, LAST_WORDS, PROGRESS, PARENT, ARGUMENT...)`.
 
     The process starts with SIGINT blocked: Ctrl-C reaches the whole group, and the trainer handles it. Its `sys.path`
-    and `sys.argv` are those of this process, but its command line differs, lest `pkill -f train.py` match it.
+    and `sys.argv` are those of this process, but its command line differs, so `pkill -f train.py` does not match it.
     """
     script = os.path.join(os.path.dirname(__file__), "child.py")
     child = Child()
@@ -144,11 +144,11 @@ def launch(module: str, *arguments: int) -> Child:
 def program_arguments() -> list[str]:
     """Return the program's `sys.argv` as strings; embedded Python may have none."""
     arguments: object = getattr(sys, "argv", None)
-    return list(map(str, arguments if isinstance(arguments, Iterable) else ())) or [""]  # as libraries expect
+    return list(map(str, arguments if isinstance(arguments, Iterable) else ())) or [""]  # libraries expect an entry
 
 
 def fork_worker(run: Callable[[int, int, int], NoReturn]) -> Child:
-    """Fork a worker, which closes all other descriptors of this process, and dies with it.
+    """Fork a worker, which keeps only its own descriptors, and dies with this process.
 
     `run` is called in the fork with the descriptors of socket, last words and progress.
     """
@@ -192,7 +192,7 @@ def _show_as(module: str) -> None:
 
 
 def start_workers(number: int, run: Callable[[int, int, int], NoReturn]) -> list[Child]:
-    """Start workers before there is a pool, if possible as forks. Return [] if one fails: the pool retries."""
+    """Start workers before there is a pool, if possible as forks. Return [] if a start fails; the pool retries."""
     gc.freeze()  # else the first collection in each fork copies all pages with objects
     started: list[Child] = []
     threads = "/proc/self/task"
@@ -217,7 +217,7 @@ def end_all(children: Sequence[Child], grace_s: float) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Make the kernel kill this process with its parent. Off Linux, this process ends at its next read."""
+    """Make the kernel kill this process with its parent. On other systems, this process ends at its next read."""
     import ctypes
 
     if sys.platform == "linux":
@@ -227,6 +227,6 @@ def die_with(parent: int) -> None:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment, with one thread for BLAS unless it sets a number."""
+    """Return the environment, with one thread for BLAS unless a number is set."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {**threads, **os.environ}

@@ -28,7 +28,7 @@ _BINDING_LAUNCHERS = (
     _Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE"),
 )
 
-# Variables of torchrun and DeepSpeed for the number of ranks on this machine, which share the launcher's processors.
+# Variables in which torchrun and DeepSpeed set the number of ranks on this machine. The ranks share the processors.
 _SHARING_LAUNCHERS = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
 
 _REPEATED = re.compile(r"([0-9]+)(?:\(x[0-9]+\))?")
@@ -59,8 +59,8 @@ def detected_rank() -> tuple[int, int] | None:
 def local_ranks() -> int:
     """Return the number of ranks on this machine, at least 1.
 
-    If the launcher does not set it, or has started fewer tasks than there are ranks, return the world size, limited by
-    the number of CUDA devices.
+    If the launcher does not set the number, or has started fewer tasks than there are ranks, return the world size,
+    limited by the number of CUDA devices.
     """
     return _local_ranks()[0]
 
@@ -99,7 +99,7 @@ def available_processors(root: str = "/") -> int:
 def processors_of_rank(root: str = "/") -> int:
     """Return the number of processors for this rank, at least 1.
 
-    Processors to which the launcher has bound only this task are not divided, if the job has enough for all tasks.
+    Processors that the launcher has bound to this task alone are not divided, if the job has enough for all tasks.
     """
     (ranks, may_be_bound), bound, quota = _local_ranks(), _bound_processors(), processor_quota(root)
     of_all = max(bound, _number("SLURM_CPUS_ON_NODE") or 0) if may_be_bound else bound
@@ -119,7 +119,7 @@ def _number(variable: str) -> int | None:
 
 
 def check_detected_rank(rank: int, world_size: int) -> None:
-    """Raise RuntimeError if a detected rank is wrong, so that several processes would read the same samples.
+    """Raise RuntimeError if a detected rank is wrong: several processes would then read the same samples.
 
     This happens if the loader was created before the process group, or in one of several workers of a DataLoader.
     """
@@ -145,9 +145,6 @@ def depends_on_detected_rank(rank: int | None) -> bool:
 
     Warn if no rank is detected in one of several tasks. The launcher's number is not used as the rank, since the tasks
     may belong to different trainings.
-
-    Args:
-        rank: the user's argument.
     """
     if rank is not None:
         return False

@@ -18,7 +18,7 @@ class WorkerActivity(NamedTuple):
     """The current work of a busy or starting worker.
 
     Attributes:
-        name: the worker's number and process.
+        name: the worker's number and process id.
         task: the current task; None while the worker starts.
         row: the current row; -1 before and after the rows.
         stack: the stacks of the worker's Python threads, if known.
@@ -31,7 +31,7 @@ class WorkerActivity(NamedTuple):
 
 
 class PoolEvents(NamedTuple):
-    """Callbacks of a pool, in one thread. Methods of the pool call the first two only.
+    """Callbacks of a pool, in one thread. `abandon_unwanted` calls only the first two.
 
     Attributes:
         is_wanted: returns True if a dead worker's task must be done again.
@@ -58,7 +58,7 @@ class WorkerLink:
         most_open: maximum number of shards that the worker has open.
 
     Attributes:
-        started: the worker is ready for tasks.
+        started: True once the worker is ready for tasks.
         tasks: the worker's tasks by number, oldest first.
     """
 
@@ -75,7 +75,7 @@ class WorkerLink:
         self._mapped: set[int] = set()
 
     def submit(self, task: Task) -> None:
-        """Send a task with the shards and slots that it needs. Raises what `ResidentShards.open` raises."""
+        """Send a task with the shards and slots that it needs. Raises as `ResidentShards.open`."""
         shards = list(task.shards) if isinstance(task, ScanTask) else task.table.read_shards()
         self._spare_descriptors(shards)
         versions = self._shards.need(shards)
@@ -93,7 +93,7 @@ class WorkerLink:
         self._send(task, ())
 
     def _open_shards(self, shards: Sequence[int]) -> None:
-        """Send descriptors of shards in one message, even if a later shard cannot be opened."""
+        """Send descriptors of shards in one message; if opening a shard fails, of the shards before it."""
         opened: list[OpenShard] = []
         try:
             for shard in shards:
@@ -115,7 +115,7 @@ class WorkerLink:
             self._send(Forget(shards, slots), ())
 
     def _spare_descriptors(self, shards: Collection[int]) -> None:
-        """Make the worker close its least recently used shards if those of a task would exceed its limit."""
+        """Make the worker close its least recently used shards if a task's shards would exceed the worker's limit."""
         wanted = set(shards)
         n_open = len(self._open) + sum(shard not in self._open for shard in wanted)
         if n_open > self._most_open:  # stops early, since thousands may be open

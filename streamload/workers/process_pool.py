@@ -35,12 +35,13 @@ _TASKS_AHEAD = 2
 _MAX_FAILED_STARTS = 3
 _DEATHS_OF_A_ROW = 2
 _DEATHS_OF_A_TASK = 3
-# Raised to four per worker if that is more, since all may die at once if memory runs out.
+# The limit is four per worker if that is more, since all workers may die at once if memory runs out.
 _MOST_DEATHS_IN_A_ROW = 16
 _GRACE_S = 0.3
 # A worker that has closed its socket is exiting; killing it at once would hide the reason.
 _GRACE_OF_THE_LOST_S = 2.0
-# A task takes a tenth of a second; a new worker takes a second to start, or longer if the user's code imports much.
+# Time to finish an unwanted task before its worker is replaced: a task takes a tenth of a second, a new worker a second
+# to start, or longer if the user's code imports much.
 _GRACE_OF_THE_UNWANTED_S = 1.0
 
 
@@ -89,7 +90,7 @@ class ProcessPool(Pool):
         super().__init__(started, shards, events, _TASKS_AHEAD)
 
     def abandon_unwanted(self) -> None:
-        """Drop unwanted tasks; after a second, replace the workers that are still busy with one."""
+        """Drop unwanted tasks; after a second, replace the workers that are still busy with an unwanted task."""
         self._returned = deque(self._wanted(self._returned))
         held = [task for worker in self.workers for task in worker.tasks.values()]
         unwanted = {task.number for task in held if not self._events.is_wanted(task)}
@@ -104,7 +105,7 @@ class ProcessPool(Pool):
                 self._replace(worker, self._wanted(worker.tasks.values()))
 
     async def inspect(self) -> WorkerActivity | None:
-        """Return the activity of the worker with the oldest task, or of a starting one; None if all are idle."""
+        """Return the activity of the worker with the oldest task, or of a starting worker; None if all are idle."""
         busy = [worker for worker in self.workers if worker.tasks or not worker.started]
         if not busy:
             return None

@@ -34,7 +34,7 @@ _KEPT_BYTES = 32 << 20
 def run(socket_number: int, words_number: int, progress_number: int) -> NoReturn:
     """Serve a feeder until it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the feeder; the trainer handles Ctrl-C
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # so that programs of the user's code can handle it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # so that programs that user code starts can handle it
     faulthandler.enable(file=words_number, all_threads=False)
     faulthandler.register(STACK_SIGNAL, file=words_number)
     raise_descriptor_limit()

@@ -1,6 +1,6 @@
-"""Write samples into shards: `ShardWriter`, and the pieces of it that packing uses.
+"""Write samples into shards: `ShardWriter`, and its parts that packing uses.
 
-A shard has a maximum size, and is published whole or not at all. The same samples give the same bytes.
+A shard has a maximum size, and is published whole or not at all.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ class ShardWriter:
     memory, about 100 bytes per sample. The same samples give the same bytes. `pack` writes with several processes.
 
     An exception in the `with` block discards the unfinished shard, and no index is written. Readers refuse the
-    published shards as incomplete until they are written again with `overwrite=True` (or `.streamload-unfinished.json`
-    is removed). Not thread-safe, and only one process at a time may write to a remote folder.
+    published shards as incomplete until the shards are written again with `overwrite=True` (or
+    `.streamload-unfinished.json` is removed). Not thread-safe, and only one process at a time may write to a remote
+    folder.
 
     Attributes:
         folder: the folder of the shards and the index.
@@ -96,7 +97,7 @@ class ShardWriter:
             index: write `.streamload/` beside the shards at `close()`.
             overwrite: remove existing shards whose names match, and their index entries, when the first new shard is
                 published.
-            storage_options: credentials and the like, as for `StreamLoader`.
+            storage_options: credentials and options, as for `StreamLoader`.
             filesystem: an fsspec filesystem to write with, as for `StreamLoader`.
 
         Raises:
@@ -434,13 +435,12 @@ def indexed(shards: Iterable[PublishedShard]) -> list[tuple[IndexedShard, ShardT
 
 
 class Destination:
-    """Create, list and remove the shards of one folder. Every method may raise OSError or StreamloadError.
+    """Create, list and remove the shards of one folder. Every method can raise OSError or StreamloadError.
 
     Attributes:
-        folder: its path or url, without a slash at the end.
-        path: its path; None if it is remote.
-        storage: its storage.
-        index: the folder of its index.
+        folder: the folder's path or url, without a slash at the end.
+        path: the folder's path; None if remote.
+        index: the folder of the index.
     """
 
     def __init__(self, folder: str, storages: Storages, *, durable: bool = True) -> None:
@@ -480,7 +480,7 @@ class Destination:
             self.storage.delete(f"{self.folder}/{shard}")
 
     def remove_abandoned(self, names: ShardNaming) -> None:
-        """Remove hidden files that killed writers left for matching shards; a bucket has none."""
+        """Remove hidden files that killed writers left for matching shards; a bucket has no hidden files."""
         for hidden in os.listdir(self.path) if self.path is not None and os.path.isdir(self.path) else ():
             match = _HIDDEN.fullmatch(hidden)
             if match is not None and names.matches(match[1]):
@@ -511,7 +511,7 @@ class GrowingShard:
     """Write one shard, and record the table of its content. Not thread-safe.
 
     In a local folder, the file is named `.<name>.<random>.partial` until `publish()`, and locked while the writer runs.
-    For a bucket it is an unnamed temporary file (a hidden one on systems that cannot reopen it).
+    For a bucket, the file is temporary and unnamed (hidden on systems that cannot reopen an unnamed file).
 
     Attributes:
         bytes: the size of the shard if it ended here.
@@ -519,7 +519,7 @@ class GrowingShard:
     """
 
     def __init__(self, name: str, folder: str | None, *, durable: bool) -> None:
-        """Create the file in a local folder, or a temporary one. Raises OSError.
+        """Create the file in a local folder, or a temporary file. Raises OSError.
 
         Without `durable`, a published shard may be cut or empty if the machine crashes within half a minute.
         """
@@ -592,7 +592,7 @@ class GrowingShard:
         if self._durable:
             os.fsync(self._file.fileno())
         self._file.close()
-        with locked_folder(folder):  # a hard link would check and rename at once, but exFAT, SMB and FUSE have none
+        with locked_folder(folder):  # a hard link would check and rename in one step, but exFAT, SMB and FUSE have none
             if not replace and os.path.lexists(path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             os.replace(hidden, path)
@@ -615,8 +615,8 @@ class GrowingShard:
 def encode_field(field: str, value: object) -> bytes:
     """Return the bytes to store for one field of a sample, encoded by the last extension of its name.
 
-    Every extension takes bytes-like objects. Some take other values too, and by default the loader returns the same
-    kind of value:
+    Every extension takes bytes-like objects. Some extensions take other values too, which the loader returns in the
+    same form by default:
 
     - text (`txt`, `json`, `csv`, ...) takes `str`, which for `json` must be finished JSON
     - `cls`, `cls2`, `count`, `index`, `id`, `inx` and `txt` take `int`, which the loader returns as text for `txt`
@@ -628,7 +628,7 @@ def encode_field(field: str, value: object) -> bytes:
     - `x.gz` takes the values of `x`
 
     Raises:
-        TypeError: the extension does not take such a value; the message names the field, the type and the accepted
+        TypeError: the extension does not take the value; the message names the field, the type and the accepted
             values.
         ValueError: the type is right, but the value is not (NaN in JSON, an RGBA image for `jpg`).
         ImportError: the extension needs a package that is not installed.
