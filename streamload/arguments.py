@@ -18,7 +18,7 @@ T = TypeVar("T")
 _PREFIXES = " kmgt"
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)\s*(?:([kmgt])(i?))?b?\s*", re.IGNORECASE)
 
-# Minimum similarity of a typo to a known name; other loaders' arguments (`batch_sampler`) are mostly less similar.
+# Minimum similarity of a typo to a known name; most arguments of other loaders, as `batch_sampler`, fall below it.
 _ALIKE = 0.77
 
 # Keywords and methods of other loaders, and retired ones of this loader, with their replacements.

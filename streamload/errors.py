@@ -36,8 +36,8 @@ def without_secrets(text: str) -> str:
     """Remove logins, signatures and secret parameters from a url, or from all urls in a text.
 
     Every url in messages, logs, traces, pictures and `__url__` passes through here. Other parameters stay, since they
-    may distinguish shards, as in `?file=a.tar`. The text survives a new signature, so caches use it
-    as their key, together with ETag and size, in case a removed parameter matters to a server.
+    may distinguish shards, as in `?file=a.tar`. The text survives a new signature, so caches use it as their
+    key, together with ETag and size, in case a removed parameter matters to a server.
     """
     return _QUERY.sub(_public_parameters, _LOGIN.sub("", text)) if "://" in text else text
 
@@ -55,7 +55,7 @@ class StreamloadError(Exception):
 
     Attributes:
         message: the problem and its remedy, without the place.
-        url: of the shard, file or folder, if known, without secrets, since errors end up in logs.
+        url: the shard's, file's or folder's, if known; without secrets, since errors end up in logs.
         key: the sample's key within the shard, if known.
         offset: the byte offset within the (uncompressed) shard, if known.
     """

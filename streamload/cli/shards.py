@@ -122,7 +122,7 @@ def index_command(
     ray: command.Ray = None,
     storage_option: command.StorageOption = None,
 ) -> None:
-    """Read shards once and write their index, with which loaders start fast.
+    """Read shards once and write their index, so that loaders start fast.
 
     If a shard is damaged, the index is left unchanged. --columns adds values of JSON fields.
 

@@ -187,7 +187,7 @@ class RayChannel:
         if feeder.died:
             raise WorkerError(
                 f"feeder {feeder.number} of {len(self._feeders)} on the Ray cluster died twice without a batch in "
-                f"between; if memory runs out, lower memory_budget or num_workers. The second time: {why}"
+                f"between; if memory runs out, lower memory_budget or num_workers. The second cause: {why}"
             ) from error
         _log.warning("feeder %d on the Ray cluster died (%s); another one takes its place", feeder.number, why)
         self._totals_of_dead.add(feeder.totals)

@@ -170,7 +170,7 @@ class TaskRunner:
         return self._randomness[1]
 
     def _blocks(self, task: RowTask, expected: Layout) -> dict[int, list[NDArray[Any]]]:
-        """Return each row array's memory in the batches' slots, by the array's number in a row."""
+        """Return the memory in the batches' slots for each array of a row, by the array's number."""
         if not isinstance(expected.tree, MappingNode | SequenceNode):
             return {}
         views = []

@@ -65,7 +65,7 @@ class ArrayLeaf(NamedTuple):
 
 
 class ValueLeaf(NamedTuple):
-    """A value stored in a column; if `row` is None, the whole column as a list, one value per row."""
+    """The value at `row` of a column; if `row` is None, the whole column as a list, one value per row."""
 
     column: int
     row: int | None = None

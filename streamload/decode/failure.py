@@ -86,7 +86,7 @@ def failure_of(error: BaseException, _seen: frozenset[int] = frozenset()) -> Fai
     seen = _seen | {id(error)}
     raised_from = error.__cause__
     frames = error.__traceback__
-    # Leave out the frames before the user's function, which are streamload's.
+    # Leave out streamload's frames, which precede the user's function.
     while frames and frames.tb_next and frames.tb_frame.f_globals.get("__name__", "").startswith("streamload."):
         frames = frames.tb_next
     # The cause is sent separately, and would appear twice if it were also in this text.

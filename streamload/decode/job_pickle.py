@@ -9,7 +9,7 @@ Pickling itself finds these values. `_JobPickler.reducer_override` records the n
 module's attributes whose names are recorded. Such an attribute may be a function that uses further names, so
 `pickle_job` pickles again until a round records nothing new. The first rule that applies to a value decides:
 
-1. A global random generator, a lock, or an object that stays in the program: a substitute.
+1. A global random generator, a lock, or an object that stays in the program: send a substitute.
 2. A module of the user's: import it, then set the recorded attributes.
 3. Anything but a function or class found by its name in such a module: cloudpickle's rule.
 4. A function or class that does not pickle, or a class with a metaclass: by reference.
@@ -62,7 +62,7 @@ _REGISTERING = threading.RLock()
 def pickle_job(job: Any) -> bytes:
     """Pickle a job, or some of its functions, for `load_job`. Raises what pickling a function raises."""
     with _REGISTERING:
-        registered = cloudpickle.list_registry_pickle_by_value()  # by the user; pickled by value as a whole
+        registered = cloudpickle.list_registry_pickle_by_value()  # by the user: modules pickled by value as a whole
         loaded = users_modules()
         own = {name for name in loaded if not any(f"{name}.".startswith(f"{each}.") for each in registered)}
         for name in own:

@@ -250,7 +250,7 @@ class Failure(NamedTuple):
     Attributes:
         error: a cloudpickle of the exception; None if it does not pickle.
         summary: class and message in one line.
-        traceback: the worker's, as text; may be empty.
+        traceback: the worker's traceback as text; may be empty.
         original: the exception itself, if it stays in the caller's process.
     """
 

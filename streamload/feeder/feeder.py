@@ -185,7 +185,7 @@ class Feeder:
         self._send(messages.Failed(failure_of(with_limit_named(error)), failed_for), ())
 
     def pump(self) -> None:
-        """Announce and schedule all that is possible now. Failures are sent to the trainer."""
+        """Announce ready batches, and schedule all possible tasks. Failures are sent to the trainer."""
         with self._failing():
             with self._failing():
                 self._stream.pump()
@@ -207,7 +207,7 @@ class Feeder:
     def _enough_for_window(self, fetcher: Fetcher) -> int:
         """Return a budget that holds the shuffle window, estimated from the shards known so far; 0 if unknown.
 
-        It covers the samples that wait to be drawn, and a part at each end of every lane.
+        The budget covers the samples that wait to be drawn, and a part at each end of every lane.
         """
         order, counts, requested = self._engine.settings.order, self.tables.counts.values, self._stream.requested
         known = [(int(counts[shard]), fetcher.state_of(shard).total_bytes) for shard in fetcher.fetched]

@@ -70,7 +70,7 @@ SendReady = Callable[[list[ReadyBatch], bool], None]
 
 
 class Engine(NamedTuple):
-    """The parts that a feeder is built from; `fetcher` is None if workers can open all shards."""
+    """The components of a feeder; `fetcher` is None if workers can open all shards."""
 
     settings: PipelineSettings
     tables: Dataset
@@ -89,7 +89,7 @@ class BatchStream:
     requested. If the trainer leaves its epoch or requests another, all batches that were not announced are dropped.
 
     Args:
-        engine: the parts of the feeder.
+        engine: the components of the feeder.
         send_ready: announces batches of the requested epoch; its second argument is True with the last ones.
         works_ahead: begin the next epoch before it is requested.
 

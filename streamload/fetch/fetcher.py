@@ -97,7 +97,7 @@ class Fetcher:
         self._requests_now = min(FIRST_REQUESTS, most_requests)
         self._most_open = max(1, descriptor_limit() // FETCHED_SHARDS_SHARE)
         self._shards: dict[int, FetchedShard] = {}
-        # The open shards; True if finished. A finished shard is closed with its last part, which a new epoch may use.
+        # Open shards, with True if finished. A finished shard is closed with its last part, which a new epoch may use.
         self._open: dict[int, bool] = {}
         self._closed: set[int] = set()
         self._tasks: dict[asyncio.Task[int], FetchedShard] = {}
@@ -435,7 +435,7 @@ class Fetcher:
         if pin.etag is None or pin.total_bytes is None:
             cache.warn_once(
                 "does not keep %s, nor any other shard for which the storage states neither ETag nor date: it could "
-                "not detect a rewritten shard. To keep such shards, copy the shards to a local folder",
+                "not detect a rewritten shard. Copy such shards to a local folder",
                 without_secrets(url),
             )
             return None
