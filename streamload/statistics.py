@@ -150,7 +150,7 @@ class Statistics:
         verdict: the bottleneck of this run and a remedy, in one sentence.
         skipped_members: number of members that belong to no sample, by reason, in shards scanned in this run.
         totals: sums by name, as in `as_dict`.
-        settled: totals without the first batch, which includes the start of processes; the basis of the verdict.
+        settled: totals without the first batch, whose time includes the start of processes; the basis of the verdict.
         machine: the processors of the run.
     """
 

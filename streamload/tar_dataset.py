@@ -49,7 +49,7 @@ from streamload.trainer.feeder_link import (
     refuse_unused_decoders,
 )
 
-# Maximum open local shards; by default a process may have 1,024 open files.
+# Maximum number of open local shards; by default a process may have 1,024 open files.
 _OPEN_SHARDS = 64
 
 # Maximum number of shards whose tables are read by one request.
@@ -63,7 +63,7 @@ _OF_PROCESS = ("_access", "_makers", "labels")
 
 
 class RowBytes(ShardReader):
-    """Read the bytes of rows from open local shards and from fetched ranges of remote ones."""
+    """Read the bytes of rows from open local shards and from fetched ranges of remote shards."""
 
     def __init__(self, listing: Listing, opened: dict[int, OpenShards], fetched: dict[ByteRange, bytes]) -> None:
         self._listing = listing
@@ -94,7 +94,7 @@ class RowBytes(ShardReader):
 
 
 class RandomAccess:
-    """The open shards of a dataset and their tables, in one process. Thread-safe.
+    """Keep the open shards of a dataset and the shards' tables, in one process. Thread-safe.
 
     Attributes:
         process_id: the id of the process that opened the shards; a fork opens its own.

@@ -50,7 +50,7 @@ class Portion:
         TypeError, ValueError: the weight is not a number above 0, or `where` is invalid.
     """
 
-    urls: Urls = field(repr=False)  # may hold a login or a signature, as may `index` and `join`
+    urls: Urls = field(repr=False)  # urls may hold a login or a signature; so may `index` and `join`
     weight: float
     transform: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None
     index: str | os.PathLike[str] | None = field(default=None, repr=False)
@@ -204,7 +204,7 @@ class SamplingOptions:
 
     @property
     def epoch_samples(self) -> int | None:
-        """Return how many samples an epoch has, over all ranks; None if each comes once.
+        """Return how many samples an epoch has, over all ranks; None if each sample comes once.
 
         Raises:
             TypeError: the sampler has no length.
@@ -295,7 +295,7 @@ class SamplingOptions:
         return EpochStart(epoch, position, *self._place, numbers, next(self._passes))
 
     def resume(self, state: LoaderState) -> bool:
-        """Continue from a loaded state of the same sampling. Return True if that changes `sampling`."""
+        """Continue from a loaded state of the same sampling. Return True if the state changes `sampling`."""
         if self._sampler is not None:
             self._sampler.expect(state.sampler)
         if not isinstance(self.sampling, Mixed) or state.block in (None, self.sampling.block):
@@ -437,7 +437,7 @@ def _checked_weights(weights: Weights | None) -> _Checked | None:
 def _label_weights(weights: str | Mapping[int, float], labels: Labels, existing: Sequence[int]) -> NDArray[np.float64]:
     """Return the weight of a sample, float64[K], for each label that the selection has.
 
-    A mapping may also have weights for `existing` labels of the dataset that no selected sample has.
+    A mapping can also have weights for `existing` labels of the dataset that no selected sample has.
     """
     counts = group_sizes(labels.number, len(labels.values))
     if len(counts) == 0:

@@ -244,7 +244,7 @@ class Expression:
         return ValueError(f"where={self._text!r}: `{ast.unparse(node)}` {why}; {_GRAMMAR}")
 
     def _condition(self, node: ast.expr) -> tuple[Any, Any]:
-        """Return masks of the rows for which a condition is true, and false; neither includes missing numbers."""
+        """Return two masks: a condition is true, a condition is false. Rows with missing numbers are in neither."""
         match node:
             case ast.BoolOp(op=operation, values=values):
                 true, false = zip(*map(self._condition, values), strict=True)

@@ -94,7 +94,7 @@ class Retries:
 
 
 class Attempts:
-    """The attempts at one request; `failures` holds the errors since the last byte."""
+    """Time the attempts at one request; `failures` holds the errors since the last byte."""
 
     def __init__(self, policy: RetryPolicy, place: _Place, url: str, clock: Callable[[], float]) -> None:
         self.failures: list[StorageError] = []
@@ -181,13 +181,13 @@ class Pin:
 
 @dataclass(slots=True)
 class RequestCounts:
-    """Counts of requests.
+    """Count requests.
 
     Attributes:
-        requests: all requests.
-        throttled: requests refused because there were too many.
-        broken: requests that failed otherwise, also in the middle of a body.
-        answered: requests whose answer has begun.
+        requests: number of requests.
+        throttled: number refused because there were too many.
+        broken: number that failed otherwise, also in the middle of a body.
+        answered: number whose answer has begun.
         answer_s: total seconds from the answered requests to their first bytes.
     """
 
@@ -218,7 +218,7 @@ async def download(
         storage: makes single requests.
         url: the shard.
         start: the first byte; before the shard's end.
-        end: exclusive; cut to the shard's end.
+        end: the end, exclusive; cut to the shard's end.
         write: called in the loop; an exception ends the download.
         pin: shared by all downloads of the shard.
         retries: how requests are retried.
@@ -256,7 +256,7 @@ async def download(
         except TransientStorageError as exc:
             counts.throttled += exc.throttled
             counts.broken += not exc.throttled
-            if position == before:  # otherwise continue from here at once
+            if position == before:  # after progress, continue from `position` at once
                 if (wait_s := attempts.wait_s(exc)) is None:
                     raise _given_up(url, position, attempts, clock() - attempts.progress_s) from None
                 await asyncio.sleep(wait_s)

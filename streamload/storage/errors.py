@@ -204,7 +204,7 @@ def _answer_in(rows: _Rows, text: str, details: str) -> _Answer | None:
 
 
 def obstore_error(url: str, exc: Exception) -> StorageError:
-    """Make the error for an exception of obstore, whose text may hold keys and tokens."""
+    """Make the error for an exception of obstore, without the keys and tokens that its text may hold."""
     text = f"{type(exc).__name__}: {exc}"
     if _CLOUD.search(text):
         return answer_error(url, "no credentials")
@@ -213,13 +213,13 @@ def obstore_error(url: str, exc: Exception) -> StorageError:
         return answer_error(url, int(status[1]), code[1] if code else None)
     if (answer := _answer_in(_OBSTORE, text, text)) is not None:
         return answer_error(url, answer, details=text)
-    # The first line, cut before anything that the server sent or the request contained.
+    # The first line is shown, cut before anything that the server sent or the request contained.
     shown = without_secrets(re.split(r"[\n<{]|https?://", str(exc), maxsplit=1)[0].strip(" :-"))[:200]
     return StorageError(f"cannot be read ({shown}); check the url and storage_options", url=url)
 
 
 def fsspec_error(url: str, exc: Exception) -> StorageError:
-    """Make the error for an exception of a filesystem, whose text may hold keys or signatures."""
+    """Make the error for an exception of a filesystem, without the exception's text, which may hold keys."""
     causes: list[BaseException] = [exc]
     while len(causes) < _MOST_CAUSES:
         cause = causes[-1].__cause__ or getattr(causes[-1], "reason", None)  # `reason` is urllib's

@@ -40,7 +40,7 @@ _Result = TypeVar("_Result")
 
 _ETAGS = ("ETag", "etag", "e_tag", "blob_id", "md5Hash")
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
-# Protocols that show a file before it is complete, so it is written under another name first.
+# Protocols that show a file before it is complete. So a file is written under another name first.
 _RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
 # Time-outs for a file's metadata, and for reading a small file or a range. Only asynchronous filesystems obey them.
 INFO_TIMEOUT_S, FILE_TIMEOUT_S = 30.0, 120.0
@@ -88,7 +88,7 @@ class FilesystemStorage:
         self._opened: dict[tuple[int, str], Any] = {}
         self._known: dict[str, tuple[ShardInfo, float]] = {}
         self._bounds: WeakKeyDictionary[Any, tuple[asyncio.Semaphore, defaultdict[str, asyncio.Lock]]]
-        self._bounds = WeakKeyDictionary()  # by loop
+        self._bounds = WeakKeyDictionary()  # by event loop
 
     def info(self, url: str) -> ShardInfo:
         """Return size and version of one file."""
@@ -146,7 +146,7 @@ class FilesystemStorage:
 
         Size and version are requested before the first range of a file, and again after `LOOK_AGAIN_S`.
         """
-        del etag  # the last known one is returned instead
+        del etag  # the last known ETag is returned instead
         fs, path = self._open(url)
         bounds = asyncio.Semaphore(RANGES_AT_ONCE), defaultdict[str, asyncio.Lock](asyncio.Lock)
         at_once, locks = self._bounds.setdefault(asyncio.get_running_loop(), bounds)

@@ -70,7 +70,7 @@ def refuse_url(argument: str, folder: str | os.PathLike[str]) -> None:
 
 
 def why_not_private(folder: str) -> str | None:
-    """Return why a folder may hold files of another user; None if it is missing, or belongs to this user."""
+    """Return why a folder may hold files of another user; None if the folder is missing, or belongs to this user."""
     try:
         status = os.lstat(folder)
     except OSError:
@@ -174,7 +174,7 @@ class LocalStorage:
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
         """Open a range of a file."""
-        del etag  # local files have none
+        del etag  # local files have no ETag
         path, total_bytes = local_path(url), self.info(url).bytes
         if start >= max(1, total_bytes):
             raise answer_error(path, 416)

@@ -256,12 +256,12 @@ _SIGNED_FOR = timedelta(hours=1)
 # The time-out of requests that are sent without obstore.
 _SILENT_S = 10.0
 
-# The process that has used obstore; a fork lacks obstore's threads.
+# Holds the id of the process that has used obstore; a fork lacks obstore's threads.
 _used_by: set[int] = set()
 
 
 def _version(meta: Mapping[str, Any]) -> str | None:
-    """Return the ETag, or a weak one made of time and size; None if the time is unknown or too recent."""
+    """Return the ETag, or a weak ETag made of time and size; None if the time is unknown or too recent."""
     etag, changed = meta["e_tag"], meta["last_modified"]
     if etag is not None or changed is None:
         return quoted(etag)
@@ -298,7 +298,7 @@ class ObjectStorage:
         self._pausing = threading.Lock()
 
     def info(self, url: str) -> ShardInfo:
-        """Return size and version by one HEAD; if it fails, a listing may say why."""
+        """Return size and version by one HEAD; if it fails, list the folder to explain why."""
         root, key = locate(url)
         if not self._web and not key:
             raise ShardNotFoundError("this is a bucket, but a shard must be an object in it; check the path", url=url)
@@ -364,7 +364,7 @@ class ObjectStorage:
         if etag is not None and not etag.startswith("W/"):  # a weak ETag never matches
             options["if_match"] = quoted(etag)
         try:
-            # The store gets no local name: a kept error would keep it alive, with its connections.
+            # No local variable names the store: a kept error would keep the variable, and so the store's connections.
             result = await self._tracked(obstore.get_async(self._store(root), key, options=options))
         except (BaseError, OSError, ValueError) as exc:
             error = errors.obstore_error(url, exc)

@@ -40,7 +40,7 @@ class ShardInfo(NamedTuple):
 
 
 async def one_piece(content: bytes) -> AsyncGenerator[bytes, None]:
-    """Yield bytes as the pieces of a `RangeBody`."""
+    """Yield bytes as the only piece of a `RangeBody`."""
     if content:
         yield content
 
@@ -74,7 +74,7 @@ class RangeBody:
 # - read_bytes(url, most_bytes=): a small file whole; a larger one is an error.
 # - open_range(url, start, end, etag=): the bytes from `start` to `end` (exclusive; None for the rest; cut at the
 #   object's end). ShardChangedError if the object is too short for `start` (only an empty object has an empty range),
-#   or if the storage finds another version than `etag`; the caller compares the answer's version anyway.
+#   or if the storage finds a version other than `etag`; the caller compares the answer's version anyway.
 #   TransientStorageError if a retry may succeed.
 # - write(url, source): a file whole or not at all, from bytes or from a local file given by its path.
 # - delete(url): a missing file is not an error.
@@ -179,7 +179,7 @@ def find_entries(
 ) -> list[Entry]:
     """Return the files (or the folders) whose paths match a pattern, each once, sorted.
 
-    `level` lists a folder; it returns nothing for a missing one. `root` is the path of the outermost folder.
+    `level` lists a folder; it returns nothing for a missing folder. `root` is the path of the outermost folder.
     """
     start, steps = _split_pattern(pattern)
     last = len(steps) - 1

@@ -86,7 +86,7 @@ def _too_many(argument: str, written: str) -> ValueError:
 
 
 def as_strings(urls: Urls) -> tuple[str, ...]:
-    """Return urls as strings. Raises as `expand_urls` for other types."""
+    """Return urls as strings. Raises TypeError as `expand_urls`."""
     return tuple(written for _, written in _strings(urls))
 
 

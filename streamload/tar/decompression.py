@@ -1,7 +1,8 @@
 """Decompress a shard as it arrives, in bounded memory, with every checksum verified; bombs are refused.
 
-A shard may hold several gzip members, zstd frames, xz or bzip2 streams, as parallel compressors write them. Zeros
-between and after gzip members and xz streams are skipped; anything else after a stream, and an early end, is an error.
+A shard can hold several gzip members, zstd frames, xz or bzip2 streams, as parallel compressors write them. Zeros
+between and after gzip members and xz streams are skipped; other bytes after a stream are an error, and so is an early
+end.
 
 In a zstd frame without a checksum (Python's default), only damage to the structure is noticed.
 """
@@ -38,7 +39,7 @@ _SUFFIX = re.compile(
 _QUERY = re.compile(r"[?#].*", re.DOTALL)
 _GZIP_WITH_HEADER = 31
 _XZ_MOST_MEMORY_BYTES = 256 << 20
-# bzip2 raises OSError.
+# `bz2` raises OSError.
 _FAILURES = (zlib.error, lzma.LZMAError, zstd.ZstdError, OSError)
 
 

@@ -138,7 +138,7 @@ def padded(size_bytes: int) -> int:
 def parse_size(field: bytes) -> int | None:
     """Return the number in a numeric field: octal digits between spaces or NULs, or base-256 after a byte of 0x80.
 
-    None for anything else, and for a number of more than 63 bits.
+    Returns None for anything else, and for a number of more than 63 bits.
     """
     if field[0] == 0x80:
         number = int.from_bytes(field[1:], "big")
@@ -263,7 +263,7 @@ class _Extensions:
 
     Attributes:
         start_of: the start of the first header of each kind.
-        names: the different names for the member, in order.
+        names: the distinct names that the headers give the member, in order.
         pax_size: payload bytes, if a pax header states them.
     """
 
@@ -367,7 +367,7 @@ class HeaderChain:
             after = self._read_member(starts[row])
             done = count + 1 if after is None else bisect_left(starts, after)
             if done > count or starts[done] != after:
-                return after  # not the chain that the walk followed
+                return after  # the walk has followed another chain
         self._add_plain(run, done, count, paths)
         return int(starts[count])
 
@@ -407,7 +407,7 @@ class HeaderChain:
                 for _ in range(_HEADERS_AT_ONCE + 1 - len(ends)):
                     position += BLOCK_BYTES + ((int(_unpack_octal(view, position + _SIZE_OFFSET)[0], 8) + 511) & -512)
                     ends.append(position)
-            except struct.error:  # after the end of the bytes
+            except struct.error:  # the walk has passed the end of the bytes
                 break
             except ValueError:
                 size = parse_size(octets[position + _SIZE_OFFSET : position + _SIZE_OFFSET + 12].tobytes())
@@ -440,7 +440,7 @@ class HeaderChain:
         if not len(rows):
             return
         names = _texts(run.blocks[rows, :100])
-        prefixed = np.flatnonzero((run.blocks[rows, 345] != 0) & (run.blocks[rows, 262] == 0))  # POSIX only
+        prefixed = np.flatnonzero((run.blocks[rows, 345] != 0) & (run.blocks[rows, 262] == 0))  # in POSIX
         prefixes = _texts(run.blocks[rows[prefixed], 345:500])
         for number, prefix in zip(prefixed.tolist(), prefixes, strict=True):
             names[number] = prefix + b"/" + names[number]
@@ -539,7 +539,7 @@ class HeaderChain:
             raise self._error("the size field of the tar header is not a number; re-pack the shard", position)
         end = position + BLOCK_BYTES + size
         if self.total is None and end > self._start + len(self._octets):
-            raise _NotArrivedError(end)  # until then the payload might run past the archive
+            raise _NotArrivedError(end)  # until then the payload may run past the archive
         if end > self._limit:
             past = f"{counted(end - self._limit, 'byte')} past the end of the shard"
             raise self._error(f"the member's {size} bytes run {past}, which was cut; fetch or pack it again", position)

@@ -1,6 +1,6 @@
 """Write the header blocks of a tar member: ustar, with a pax record only if ustar cannot hold a value.
 
-A header depends on name and size alone (no time, owner zero, mode 0644). This is twenty times as fast as
+A header depends on name and size alone (no time, owner zero, mode 0644). Headers are written twenty times as fast as by
 `tarfile.TarInfo.tobuf`.
 """
 
@@ -81,7 +81,7 @@ def _sum(part: bytes) -> int:
 
 def _pax_record(keyword: bytes, value: bytes) -> bytes:
     rest = b" " + keyword + b"=" + value + b"\n"
-    length = len(rest)  # counts its own digits too
+    length = len(rest)  # the length counts its own digits too
     while len(rest) + len(b"%d" % length) != length:
         length = len(rest) + len(b"%d" % length)
     return b"%d" % length + rest

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MISSING = -1  # the member of a field that a sample does not have
 UNKNOWN_BYTES = -1  # the `shard_bytes` of a table while the size of its shard is unknown
-LABEL_FIELD = "cls"  # its decimal integer is the sample's label
+LABEL_FIELD = "cls"  # the field whose decimal integer is the sample's label
 MOST_KEY_BYTES = 256 << 20  # limit for all keys of a shard together, which are held in memory
 
 _META = re.compile(rb"__[^/]*__($|/)")
@@ -118,7 +118,7 @@ def scan_piece(data: memoryview | NDArray[np.uint8], url: str, *, start: int, to
     Args:
         data: the bytes from `start` on.
         url: the shard, for errors.
-        start: 0, or the last piece's `resume`.
+        start: 0, or the previous piece's `resume`.
         total: the size of the shard; None while it is unknown. The last piece needs it.
 
     Raises:
@@ -186,7 +186,7 @@ class Scanner:
         return self.table()
 
     def table(self) -> ShardTable:
-        """Return the table of all samples so far, of at least one piece."""
+        """Return the table of all samples so far, once there is a piece."""
         self._tables = [joined_tables(self._tables)] if len(self._tables) > 1 else self._tables
         table = self._tables[0]
         labels = table.labels if len(table) else None
@@ -217,7 +217,7 @@ class Scanner:
         Raises:
             ShardFormatError: a key is repeated, or there are too many fields or bytes of keys; the scanner is then
                 unusable.
-            ValueError: the piece does not begin at the end of the last piece.
+            ValueError: the piece does not begin at the end of the previous piece.
         """
         if piece.start != self.resume:
             raise ValueError(
@@ -364,7 +364,7 @@ def stretches(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.
 
 
 def starts_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the start of each of n consecutive stretches, and the end of the last, int64[n + 1]."""
+    """Return the start of each of n consecutive stretches, and the end of the last stretch, int64[n + 1]."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
@@ -467,7 +467,7 @@ def _grouped(chain: HeaderChain, start: int) -> ScannedPiece:
 
 
 class _FieldNumbers(dict[bytes, int]):
-    """Number extensions on first use; extensions that differ only in case share one.
+    """Number extensions on first use; extensions that differ only in case share a number.
 
     Text with a slash and reserved names have the number -1.
     """
@@ -491,7 +491,7 @@ def _reason_to_skip(name: bytes, component: int, dot: int) -> str | None:
     if dot > component:
         return "reserved field" if _RESERVED.fullmatch(name, dot + 1) else None
     if component == len(name) and name:
-        return "directory"  # V7 tar marks a directory only by the slash
+        return "directory"  # V7 tar marks a directory by nothing but the slash
     return "hidden" if dot == component else "no extension"
 
 

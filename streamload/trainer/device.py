@@ -23,7 +23,7 @@ class Cuda:
     initialized by the first slot or batch, so a program may call `torch.cuda.set_device` after it has made the loader.
 
     Attributes:
-        device: the target; without an index, the current device at the first use.
+        device: the target; without a number, the current device at the first use.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -109,7 +109,7 @@ def _devices_in_use() -> list[int]:
 
 def _unlock(address: int, device: torch.device) -> None:
     """Unlock memory once all copies are done."""
-    if not torch.cuda.is_initialized():  # in a fork, where CUDA cannot be used
+    if not torch.cuda.is_initialized():  # this is a fork, where CUDA cannot be used
         return
     with suppress(RuntimeError):  # CUDA has failed before, so no copy is running
         for used in _devices_in_use():

@@ -50,7 +50,7 @@ class Cursor:
 
     Attributes:
         position: samples of the epoch's order that the loop has received, over all ranks.
-        state: "left" if the user has ended a pass early.
+        state: "left" if the user has ended the last pass early.
         epoch_to_come: the epoch of the next pass, if the user has named one.
     """
 
@@ -156,7 +156,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._owed: deque[int] = deque()  # the end positions of the batches to return next
         # The next batch, or a function that returns it on the device, with its number of samples and end; or its error.
         self._ahead: tuple[Any, int, int] | Exception | None = None
-        self._feeder_died = False  # True from its death to the next feeder's first batch
+        self._feeder_died = False  # True from a feeder's death to the next feeder's first batch
         self._returned_s: float | None = None  # when the loop got its last batch
         self._skipped_before = batch_builder.n_skipped
         self._turning = Lock()
@@ -298,7 +298,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                 log_after_s = self._log_wait(perf_counter() - since_s, log_after_s)
 
     def _log_wait(self, waited_s: float, log_after_s: float) -> float:
-        """Log why no batch has come, unless it is too early; return the wait after which to log next."""
+        """Log why no batch has come if the wait exceeds `log_after_s`; return the wait for the next log."""
         if waited_s < log_after_s:
             return log_after_s
         with Attempt() as attempt:  # an error of the feeder is raised at its batch's turn
@@ -333,8 +333,8 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             start, ready = pending.popleft()
             if ready is None:
                 continue
-            memory = self.connection.lease(ready.slot)  # even if the batch is left out, to free the slot
-            if start != own:  # of an abandoned epoch
+            memory = self.connection.lease(ready.slot)  # even for a batch that is left out, to free the slot
+            if start != own:  # the batch is of an abandoned epoch
                 continue
             builder.check(ready)
             if ready.done.layout is not None or builder.repeats:
@@ -430,7 +430,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                 if not await _readable(self.connection, _CHECK_S):
                     log_after_s = self._log_wait(perf_counter() - requested_s, log_after_s)
             return batch[0]
-        except StopIteration:  # a coroutine must not raise it
+        except StopIteration:  # a coroutine must not raise StopIteration
             raise StopAsyncIteration from None
 
     def _receive_unless_waiting(self) -> Any:

@@ -179,9 +179,9 @@ class FeederLink:
         connection = self._living()
         if connection is None:
             if self._connection is None or self._connection.death is None:
-                self._configure()  # a replacement of a dead feeder gets changes only with the next pass
+                self._configure()  # after a feeder's death, changes wait for the next pass
             connection = self._connection = self._start()
-            if self._closed:  # by another thread meanwhile
+            if self._closed:  # another thread has closed the loader meanwhile
                 self.disconnect()
                 raise LoaderClosedError("the loader was closed; make a new one")
         return connection
@@ -371,7 +371,7 @@ class FeederClient:
         self._read_from = listing
 
     def list_shards(self, urls: Urls, index: str | os.PathLike[str] | None, sidecars: Sequence[Urls] = ()) -> Listing:
-        """Call `list_shards`. Raises the same errors."""
+        """Call `list_shards`. Raises as `list_shards`."""
         if not self.is_here:  # paths and sequences may be of classes that the feeder does not know
             urls, index = as_strings(urls), None if index is None else os.fspath(index)
             sidecars = tuple(map(as_strings, sidecars))
@@ -497,7 +497,7 @@ class Connection:
 
     @property
     def descriptor(self) -> int | None:
-        """A descriptor that is readable when a message may have come; None if `receive` does the tasks itself."""
+        """Return a descriptor that is readable if a message may have come; None if `receive` does the tasks."""
         return self._channel.fileno() if isinstance(self._channel, Channel) and self._worker is None else None
 
     def send(self, message: Any) -> None:
@@ -541,7 +541,7 @@ class Connection:
             self._dispatch(*arrived)
         message = self.messages.popleft()
         if isinstance(message, Ready):
-            self._slots.drop(message.retired)  # only now, since batches of earlier messages may lie in these slots
+            self._slots.drop(message.retired)  # not earlier, since batches of earlier messages may lie in these slots
             self._acknowledge_after = message.acknowledge_after
             self.counts = message.counts
         return message
@@ -625,9 +625,7 @@ class Connection:
     def lease(self, slot: int) -> Bytes:
         """Return the memory of the next batch. Its slot is free once the last view is gone."""
         self._unacknowledged += 1
-        if (
-            self._unacknowledged >= self._acknowledge_after
-        ):  # one message per batch would cost more than everything else
+        if self._unacknowledged >= self._acknowledge_after:  # one message per batch would cost more than all other work
             self._flush()
         return self._slots.lease(slot)
 
@@ -762,7 +760,7 @@ class SkippedMembers:
         self._reported: set[str] = set()
 
     def inspect(self, skipped: Mapping[str, int]) -> None:
-        """Record how many members scans have skipped, by reason; warn if samples may lack them."""
+        """Record how many members scans have skipped, by reason; warn if samples may lack members."""
         self._skipped = skipped
         if links := skipped.get(LINK, 0):
             self._warn_once(
@@ -827,7 +825,7 @@ class OpenDataset:
 
     @cached_property
     def classes(self) -> list[str] | None:
-        """The names of the classes by number, from the shards' `classes.json`; None if there is none.
+        """Return the names of the classes by number, from the shards' `classes.json`; None if there is none.
 
         Raises:
             DatasetIndexError: a `classes.json` is damaged, or the folders of the shards have different classes.

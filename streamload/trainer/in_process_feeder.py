@@ -67,7 +67,7 @@ class InProcessChannel:
         with self._working:
             for message in messages:
                 self._feeder.handle(message)
-        if self._closed:  # closed meanwhile, by another thread or a signal handler
+        if self._closed:  # `close` was called meanwhile, by another thread or a signal handler
             self.close()
 
     def receive_now(self) -> Message | None:
@@ -75,7 +75,7 @@ class InProcessChannel:
         return self._arrived.popleft() if self._arrived else None
 
     def receive(self, _timeout_s: float | None) -> Message:
-        """Return the next message. One has arrived if the caller has done all tasks."""
+        """Return the next message. A message has arrived if the caller has done all tasks."""
         if not self._arrived:
             raise RuntimeError("the feeder has neither a task nor a message")
         return self._arrived.popleft()

@@ -1,7 +1,7 @@
 """Run a module in a process that `launch` starts: `python -P child.py -m MODULE PROGRAM NUMBER...`.
 
-This script is run as a file, since only the program's `sys.path` may lead to streamload. PROGRAM is a descriptor of a
-pickle of the program's `sys.path` and `sys.argv`; a `PYTHONPATH` would also reach programs that user code starts.
+This script is run as a file, since perhaps only the program's `sys.path` leads to streamload. PROGRAM is a descriptor
+of a pickle of the program's `sys.path` and `sys.argv`; a `PYTHONPATH` would also reach programs that user code starts.
 """
 
 import importlib

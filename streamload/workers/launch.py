@@ -1,8 +1,8 @@
 """Start processes on socket pairs: subprocesses, and forks of a feeder that has just started.
 
 Imports take longer than anything else before the first batch. So the first workers are forks of the feeder, made when
-it has loaded its modules, but has no thread, no open file and no user code yet. Later workers are subprocesses, and so
-are the first workers if the feeder has another thread or the system is not Linux.
+it has loaded its modules, but has no thread, no open file and no user code yet. Later workers are subprocesses, as are
+the first workers if the feeder has another thread or the system is not Linux.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Child:
         pid: the process id; 0 before it is started.
         socket: this process's end of the socket pair.
         theirs: the other end, closed here once the process has it.
-        words: a descriptor of memory for the process's last words (the output of its crash) and stacks.
+        words: a descriptor of memory for the process's last words (the output of a crash) and stacks.
         progress: a descriptor of `PROGRESS_BYTES` of memory, which the process writes.
     """
 
@@ -142,7 +142,7 @@ def launch(module: str, *arguments: int) -> Child:
 
 
 def program_arguments() -> list[str]:
-    """Return the program's `sys.argv` as strings; embedded Python may have none."""
+    """Return the program's `sys.argv` as strings; [""] if embedded Python has none."""
     arguments: object = getattr(sys, "argv", None)
     return list(map(str, arguments if isinstance(arguments, Iterable) else ())) or [""]  # libraries expect an entry
 
@@ -167,7 +167,7 @@ def fork_worker(run: Callable[[int, int, int], NoReturn]) -> Child:
         descriptors = child.theirs.fileno(), child.words, child.progress
         for descriptor in map(int, os.listdir("/proc/self/fd")):
             if descriptor > sys.stderr.fileno() and descriptor not in descriptors:
-                with suppress(OSError):  # one belonged to `listdir`
+                with suppress(OSError):  # one descriptor belonged to `listdir`
                     os.close(descriptor)
         _show_as("streamload.workers.worker")
         if (numpy_random := sys.modules.get("numpy.random")) is not None:

@@ -66,7 +66,7 @@ def local_ranks() -> int:
 
 
 def _local_ranks() -> tuple[int, bool]:
-    """Return the number of ranks on this machine, and True if the launcher may bind each to its own processors."""
+    """Return the number of ranks on this machine, and True if each may be bound to its own processors."""
     for name in _SHARING_LAUNCHERS:
         if count := _number(name):
             return count, False
@@ -76,12 +76,12 @@ def _local_ranks() -> tuple[int, bool]:
         count, tasks = _tasks_here(launcher.tasks_here), _number(launcher.tasks)
         if count and (tasks is None or tasks >= world_size):
             return count, True
-    cuda = sys.modules.get("torch.cuda")  # torch is not imported for this
+    cuda = sys.modules.get("torch.cuda")  # torch is not imported only to count devices
     return min(world_size, (cuda and cuda.device_count()) or world_size), False
 
 
 def _tasks_here(variable: str) -> int | None:
-    """Return a variable's number, or the greatest in Slurm's list of numbers by machine, such as "4(x2),3"."""
+    """Return a variable's number, or the greatest number in Slurm's list by machine, such as "4(x2),3"."""
     entries = os.environ.get(variable, "").split(",")
     counts = [_REPEATED.fullmatch(entry) for entry in entries]
     return None if None in counts else max(int(count[1]) for count in counts if count)

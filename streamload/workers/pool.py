@@ -118,7 +118,7 @@ class WorkerLink:
         """Make the worker close its least recently used shards if a task's shards would exceed the worker's limit."""
         wanted = set(shards)
         n_open = len(self._open) + sum(shard not in self._open for shard in wanted)
-        if n_open > self._most_open:  # stops early, since thousands may be open
+        if n_open > self._most_open:  # `islice` stops early, since thousands may be open
             others = (shard for shard in self._open if shard not in wanted)
             self.drop([*islice(others, n_open - self._most_open)])
 
@@ -176,8 +176,8 @@ class Pool:
             worker.drop(shards, slots)
 
     async def inspect(self) -> WorkerActivity | None:
-        """Return the activity of the worker with the oldest task, or of a starting one; None if all are idle."""
+        """Return the activity of the worker with the oldest task, or of a starting worker; None if all are idle."""
         return None  # the trainer cannot ask while it does a task
 
     def close(self) -> None:
-        """End the workers; the trainer has none to end."""
+        """Do nothing: the trainer is the only worker."""

@@ -46,7 +46,7 @@ _GRACE_OF_THE_UNWANTED_S = 1.0
 
 
 class _Worker(WorkerLink):
-    """A worker's process, owned by this object."""
+    """Link to a worker's process, owned by this object."""
 
     def __init__(self, pool: ProcessPool, number: int, child: Child) -> None:
         self.number = number
@@ -128,7 +128,7 @@ class ProcessPool(Pool):
     # -- workers ---------------------------------------------------------------------------------------------------
 
     def _start(self, number: int, launched: Child | None = None) -> _Worker:
-        if launched is not None and launched.wait(0.0) is not None:  # it died before the pool was created
+        if launched is not None and launched.wait(0.0) is not None:  # the worker died before the pool was created
             launched.close()
             launched = None
         worker = _Worker(self, number, launched or launch(WORKER))

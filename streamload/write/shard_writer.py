@@ -148,7 +148,7 @@ class ShardWriter:
 
         Args:
             sample: `"__key__"` and one value for each field, encoded by the field's extension (`encode_field`). Other
-                names of the form `__x__` are skipped, so a sample from a loader can be written as it is.
+                names of the form `__x__` are skipped, so a loader's samples can be written unchanged.
 
         Raises:
             TypeError, ValueError: the sample cannot be stored, would be read back differently, is larger than a shard
@@ -440,7 +440,6 @@ class Destination:
     Attributes:
         folder: the folder's path or url, without a slash at the end.
         path: the folder's path; None if remote.
-        index: the folder of the index.
     """
 
     def __init__(self, folder: str, storages: Storages, *, durable: bool = True) -> None:
@@ -469,7 +468,7 @@ class Destination:
         self._created: list[str] = []
 
     def existing(self, names: ShardNaming) -> list[str]:
-        """Return the names of existing shards that match, sorted."""
+        """Return the names of existing shards that match `names`, sorted."""
         listed = [info.url.rpartition("/")[2] for info in self.storage.list(f"{escaped(self.folder)}/*")]
         return sorted(filter(names.matches, listed))
 
@@ -592,7 +591,7 @@ class GrowingShard:
         if self._durable:
             os.fsync(self._file.fileno())
         self._file.close()
-        with locked_folder(folder):  # a hard link would check and rename in one step, but exFAT, SMB and FUSE have none
+        with locked_folder(folder):  # a hard link would check and rename in one step, but exFAT, SMB and FUSE lack them
             if not replace and os.path.lexists(path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             os.replace(hidden, path)
@@ -720,7 +719,7 @@ def _npz(value: object) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, array in _arrays(value).items():
-            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), _npy(array))  # without a time: same arrays, same bytes
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), _npy(array))  # no time: equal arrays give equal bytes
     return buffer.getvalue()
 
 
