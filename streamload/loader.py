@@ -203,7 +203,7 @@ class StreamLoader(OpenDataset):
 
     @property
     def transform(self) -> Transform | None:
-        """Return the transform, which may be set: the next pass uses the new one, a running pass the old one.
+        """Return the transform, which can be set: the next pass uses the new one, a running pass the old one.
 
         Raises:
             TypeError, ValueError: the new value is invalid; the loader is unchanged.

@@ -39,7 +39,7 @@ class Logged(NamedTuple):
 
 
 def forward_records(send: Callable[[Logged], None]) -> None:
-    """Pass all records of this process to `send`, not to handlers, including handlers that the user's modules add."""
+    """Pass all records of this process to `send`, and none to handlers, even those that the user's modules add."""
     owner, call_handlers = os.getpid(), logging.Logger.callHandlers
 
     def forward(logger: logging.Logger, record: logging.LogRecord) -> None:

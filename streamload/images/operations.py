@@ -5,8 +5,8 @@ exactly, except for "bilinear", the default: it is three times as fast, and on p
 on average and 12 in 99.9 % of values (see `resize_bilinear`). `ToFloat` and `Normalize` agree within 1e-6.
 A crop is cut out before it is resized, so pixels around it have no effect. Operations never change their argument.
 
-A random operation has a parameter `rng`, a `numpy.random.Generator`, which the worker passes. Equal states of it
-give equal bytes.
+A random operation has a parameter `rng`, a `numpy.random.Generator`, which the worker passes. Equal generator
+states give equal bytes.
 
 An operation with a method `from_encoded(data, rng)` may get the encoded file instead of pixels, in memory that is
 reused. A JPEG is then decoded only down to the end of the crop, and at a smaller scale if the crop shrinks to a fifth
@@ -126,7 +126,7 @@ class _Fixed(Geometric):
     __slots__ = ()
 
     def __call__(self, image: Image, out: Image | None = None) -> Image:
-        """Return the result, in the image's dtype and number of channels. Raises ValueError if that is impossible."""
+        """Return the result, in the image's dtype and number of channels. Raises ValueError for unsuitable images."""
         return self.apply(image, None, out)
 
 
@@ -134,7 +134,7 @@ class _Random(Geometric):
     __slots__ = ()
 
     def __call__(self, image: Image, rng: np.random.Generator, out: Image | None = None) -> Image:
-        """Return the result, in the image's dtype and number of channels. Raises ValueError if that is impossible."""
+        """Return the result, in the image's dtype and number of channels. Raises ValueError for unsuitable images."""
         return self.apply(image, rng, out)
 
 
@@ -351,12 +351,12 @@ class ToFloat(_Operation):
 class ToTensor(_Operation):
     """Convert bytes as `ToFloat` does, to a contiguous tensor like torchvision's `ToTensor`.
 
-    Use it before a `collate_fn` or another function that needs tensors. `ToFloat` is faster otherwise: its results are
+    Use it before a `collate_fn` or another function that needs tensors. Otherwise `ToFloat` is faster: its results are
     written directly to the batch's memory, and torch is not imported.
     """
 
     def __call__(self, image: Image, out: Planes | None = None) -> Any:
-        """Return `image / 255`, a float32 tensor (channels, height, width) that owns its memory; or `out`.
+        """Return `image / 255`, a float32 tensor (channels, height, width) that owns its memory; or a fitting `out`.
 
         Raises:
             TypeError, ValueError: as `ToFloat`.
@@ -526,7 +526,7 @@ def is_ours(operation: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """Crop, flip and resize several fields of a sample alike: as a transform of whole samples, or within one.
+    """Crop, flip and resize several fields of a sample alike. A transform of whole samples can be or call a Joint.
 
     Kinds of fields:
 

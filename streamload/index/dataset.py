@@ -159,7 +159,7 @@ class Dataset:
         return table if table is None or shard not in self._sidecars else self._join(shard, table).table
 
     def locate(self, shard: int) -> tuple[ShardTable, int]:
-        """Return a table with a shard's samples, and the number of their first row; raise like `find_joined`.
+        """Return a table that holds a shard, and the shard's first row in it; raise like `find_joined`.
 
         Shards of one index may share a table; its offsets are relative to each sample's shard.
         """
@@ -201,12 +201,7 @@ class Dataset:
         return self._place(shard)[0] not in self._runs
 
     async def fetch(self, shard: int, storages: Storages | None = None) -> None:
-        """Fetch a shard's table for `find`, by one request for neighbouring tables, on the running loop.
-
-        Raises:
-            DatasetIndexError: the index is damaged or belongs to another shard.
-            StorageError: the index cannot be read.
-        """
+        """Fetch a shard's table for `find`, with its neighbours, on the running loop; raise like `find`."""
         if not self.needs_read(shard):
             return
         (group, _), storages = self._place(shard), storages or self.storages
@@ -434,7 +429,7 @@ async def read_shard(
         url: the shard's url.
         every_byte: compute the crc32 of each member, and read the labels.
         labels: read the labels.
-        on_bytes: called with the number of bytes on arrival; an exception stops the reading.
+        on_bytes: called with the number of bytes that arrived; an exception stops the reading.
 
     Raises:
         StorageError: the shard cannot be read.

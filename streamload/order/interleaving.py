@@ -68,7 +68,7 @@ class Interleaving:
         return separate.positions(pairs[0], pairs[1])[places.ravel()]
 
     def finished(self, least: int | None) -> list[int]:
-        """Return shards, each once, that no lane needs for outputs from number `least` on; if None, all others."""
+        """Return shards, each once, that no lane needs for outputs from `least` on; if `least` is None, all others."""
         sequence = self.sequence
         if not sequence.complete and self._n_lanes > 1:
             return []
@@ -95,7 +95,7 @@ class Interleaving:
         return last[by_end], by_end
 
     def shards_from(self, number: int, lanes: IntArray) -> list[int]:
-        """Return the shards that outputs of `lanes` may need from `number` on; all counts must be known."""
+        """Return the shards that outputs of `lanes` can need from `number` on; all counts must be known."""
         assert self._bounds is not None, "the lanes have no bounds before all counts are known"
         sequence = self.sequence
         first = self._bounds[lanes] + max(0, number - self._radius)

@@ -299,7 +299,7 @@ class EpochPlan:
         return np.zeros(len(positions), np.int64), *lanes_and_numbers(positions, known_end, self.lanes)
 
     def _locate(self, datasets: IntArray, lanes: IntArray, numbers: IntArray, *, apart: bool = False) -> IntArray:
-        """Return shard, sample and repeat of outputs, int64[3, rows]; `apart` allows any order."""
+        """Return shard, sample and repeat of outputs, int64[3, rows]; with `apart`, outputs can be in any order."""
         located = np.empty((3, len(datasets)), np.int64)
         for dataset, interleaving in enumerate(self.interleavings):
             rows = slice(None) if len(self.interleavings) == 1 else np.flatnonzero(datasets == dataset)

@@ -40,9 +40,9 @@ class Runs:
 
     Attributes:
         shards: the shard of each run.
-        firsts: the number of its first sample in the shard.
-        lengths: the number of samples, above 0.
-        passes: the number of the pass, counted from the epoch's first.
+        firsts: the first sample of each run, by its number in the shard.
+        lengths: the number of samples of each run, above 0.
+        passes: the pass of each run, counted from the epoch's first.
     """
 
     shards: IntArray

@@ -103,7 +103,7 @@ class Weighted:
         size = group_sizes(self.group, len(self.weight))
         summed = np.cumsum(self.weight / self.weight.max() * size)
         summed *= self.epoch_size / summed[-1]
-        summed[summed == summed[-1]] = self.epoch_size  # exactly
+        summed[summed == summed[-1]] = self.epoch_size  # without rounding errors
         shift = as_uniforms(CounterDraws(philox_key(seed, epoch, "weights")).words(0, 0, 1))[0]
         drawn = np.diff(np.floor(summed + shift).astype(np.int64), prepend=0)
         max_drawn = np.ceil(np.diff(summed, prepend=0.0) * (1 - 1e-12)).astype(np.int64)  # rounding adds no draw

@@ -196,7 +196,7 @@ def map_shards(
         urls: the shards, as for `StreamLoader`.
         destination: a folder or a url, other than that of the shards.
         sidecar: write only new fields, for `StreamLoader(..., join=destination)`, in shards of the same names; the
-            function returns one sample or None for each.
+            function returns one sample or None for each sample.
         batch_size: maximum number of samples for each call of the function, all of one shard.
         decode: True, False, or a mapping from extensions to functions of bytes; values other than bytes are encoded by
             their extension for writing.

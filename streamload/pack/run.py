@@ -283,7 +283,7 @@ class _Run:
                     os.rmdir(folder)
 
     def may_begin(self) -> bool:
-        """Return False if the run to resume is complete. Raise UsageError if existing shards may not be replaced."""
+        """Return False if the run to resume is complete. Raise UsageError if existing shards must not be replaced."""
         target, unfinished = self._target, self._read_run_file()
         if unfinished is None:
             self._remove_records()  # of a complete run that was killed before it removed them
