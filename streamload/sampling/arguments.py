@@ -176,8 +176,8 @@ class SamplingOptions:
         excluded = [name for name, value in others.items() if value is not None and sampler is not None]
         if excluded:
             raise ValueError(
-                f"{excluded[0]} and sampler don't go together: a sampler gives all samples of an epoch, in "
-                f"order; leave {excluded[0]} out"
+                f"{excluded[0]} and sampler don't go together: a sampler gives an epoch's samples and "
+                f"their order; leave {excluded[0]} out"
             )
         if weights is not None and not shuffle:
             raise ValueError(
@@ -338,8 +338,8 @@ class SamplerDraws:
             )
         if getattr(sampler, "num_replicas", 1) != 1:
             raise ValueError(
-                f"sampler={sampler!r} names the samples of one rank, but the loader divides those of all ranks itself; "
-                "make it with num_replicas=1 and rank=0, or leave it out"
+                f"sampler={sampler!r} names the samples of one rank, but the loader itself divides the samples "
+                "among ranks; make the sampler with num_replicas=1 and rank=0, or leave it out"
             )
         self._sampler = sampler
         self._numbers: NDArray[np.int64] | None = None
@@ -385,7 +385,7 @@ class SamplerDraws:
                 break
         else:
             raise LoaderStateError(
-                "the sampler's order differs from when the state was saved, so the rest of that epoch is "
+                "the sampler's order differs from that of the saved state, so the rest of that epoch is "
                 "unknown; give the sampler a generator with a fixed seed (torch.Generator().manual_seed(...)), or use "
                 "shuffle=True or weights= instead, which can be resumed anywhere"
             )

@@ -278,7 +278,7 @@ def missing_error(url: str, name: str, names: Iterable[str], folder: str) -> Sha
 def check_small(url: str, size_bytes: int, most_bytes: int) -> None:
     """Raise StorageError for a file that is too large."""
     if size_bytes > most_bytes:
-        raise StorageError(f"the file has more than {most_bytes:,} bytes, which is too many for its kind", url=url)
+        raise StorageError(f"the file has more than {most_bytes:,} bytes, the limit for files of this kind", url=url)
 
 
 def check_length(url: str, content: bytes, wanted_bytes: int, total_bytes: int) -> None:

@@ -237,7 +237,7 @@ def _aws_credentials(root: str, options: ObjectOptions) -> Any:
         session = boto3.Session(profile_name=profile)
     except BotoCoreError as exc:
         raise StorageError(
-            f"there is no profile {profile!r} (of storage_options or AWS_PROFILE): {exc}", url=root
+            f"there is no profile {profile!r} (from storage_options or AWS_PROFILE): {exc}", url=root
         ) from None
     # Shorter than 15 minutes, the time before expiry at which botocore renews credentials.
     return Boto3CredentialProvider(session, ttl=timedelta(minutes=5)) if session.get_credentials() else None

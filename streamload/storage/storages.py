@@ -175,7 +175,7 @@ class Storages:
             if CACHING & protocols_of(layer):
                 raise ValueError(
                     f"filesystem: {type(layer).__name__} keeps copies that concurrent readers corrupt; give the "
-                    "filesystem behind it (`.fs`), and cache_dir to keep what was read"
+                    "filesystem that it wraps (`.fs`), and cache_dir to keep what was read"
                 )
         self._options = dict(storage_options or {})
         self._filesystem = filesystem

@@ -221,7 +221,7 @@ class Scanner:
         """
         if piece.start != self.resume:
             raise ValueError(
-                f"a piece from {piece.start} on does not follow the last one, which ended at {self.resume}"
+                f"a piece from {piece.start} on does not follow the previous piece: it ended at {self.resume}"
             )
         table = piece.table
         if self._key_bytes + len(table.key_bytes) > MOST_KEY_BYTES:

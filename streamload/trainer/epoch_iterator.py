@@ -105,7 +105,7 @@ class BatchBuilder:
             if self.n_skipped <= _MAX_LOGGED:
                 _log.warning("sample left out (on_error=%r): %s", self._on_error, error)
             if self.n_skipped == _MAX_LOGGED:
-                _log.warning("further samples that are left out are not logged; they are in loader.skipped")
+                _log.warning("errors of further samples that are left out are not logged; see loader.skipped")
 
     def build(self, batch: ReadyBatch, memory: Bytes) -> Any:
         """Build a batch with rows from a slot's memory."""
