@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from make_shards import write_numbers
 from processes import wait_until
+from servers.faults import FaultServer
 from transforms import Noting
 
 from streamload import StreamLoader
@@ -47,6 +49,16 @@ def test_the_next_epoch_is_begun_before_it_is_requested(source: str, tmp_path: P
         first = numbers(loader)
         assert wait_until(lambda: noting.made() > TOTAL)
         assert [first, numbers(loader), numbers(loader)] == epochs_apart(source, 0, 1, 2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_process_of_the_loop_has_no_further_thread(source: str, workers: int) -> None:
+    with FaultServer(source) as server:
+        for urls in (source, [f"{server.url}/{path.name}" for path in sorted(Path(source).glob("*.tar"))]):
+            threads = psutil.Process().num_threads()
+            with StreamLoader(urls, **options(num_workers=workers)) as loader:
+                for _ in loader:
+                    assert psutil.Process().num_threads() <= threads
 
 
 def test_no_more_than_is_prefetched_is_made_ahead(source: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from make_shards import write_numbers, write_samples
 from PIL import Image
+from processes import children
 from transforms import raise_on_33
 
 from streamload import StreamLoader, TarDataset
@@ -43,6 +44,7 @@ def test_a_transform_that_raises(source: str, workers: int) -> None:
         with pytest.raises(TransformError) as caught:
             for batch in loader:
                 got += batch[0].tolist()
+        assert not children(), "its processes have ended with the pass"
     assert got == list(range(30)), "every batch before it is delivered"
     error = caught.value
     assert (error.key, os.path.basename(error.url or "")) == ("000033", "part001-000000.tar")

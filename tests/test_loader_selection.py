@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections import Counter
@@ -278,6 +279,22 @@ def test_columns_are_not_taken_for_those_of_shards_written_since(folder: Path, t
     with pytest.raises(DatasetIndexError, match="'score' has no values for this shard, which is newer"):
         loader_of(newer, where="score > 1")
     assert len(selected(newer / "shard-*.tar", where="score > 1")) == len([n for n in NUMBERS if n % 7 and n > 100])
+
+
+class Trap:
+    def __reduce__(self) -> Any:
+        return (os.mkdir, ("made",))
+
+
+def test_nothing_in_a_file_of_columns_is_executed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder, "copy")
+    np.savez("copy/.streamload/columns.npz", score=np.array([Trap()]))
+    with pytest.raises(DatasetIndexError, match="the columns cannot be read"):
+        loader_of("copy", where="score > 1")
+    assert not Path("made").exists()
 
 
 @pytest.mark.parametrize("workers", [0, exhaustive((1,))])

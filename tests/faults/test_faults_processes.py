@@ -94,7 +94,7 @@ def test_garbage_collection_without_close(source: str) -> None:
 
 
 SCRIPT = """
-import sys, time, psutil
+import os, sys, time, psutil
 from streamload import StreamLoader
 
 def slow(value):
@@ -128,6 +128,19 @@ def test_sigkill_to_the_trainer_takes_everything_with_it(preloaded: Preloaded, s
     os.kill(script.pid, signal.SIGKILL)
     assert wait_until(lambda: gone(pids))
     end(script)
+
+
+def test_sigkill_to_the_trainer_takes_everything_with_it_but_a_fork(preloaded: Preloaded, source: str) -> None:
+    """The fork has the trainer's sockets, so that these stay open."""
+    after = "if step == 3: print(os.fork() or time.sleep(1000), flush=True)"
+    script, pids = start_script(preloaded, source, after)
+    fork = int(script.stdout.readline())
+    os.kill(script.pid, signal.SIGKILL)
+    try:
+        assert wait_until(lambda: gone(pids))
+    finally:
+        os.kill(fork, signal.SIGKILL)
+        end(script)
 
 
 def test_sigkill_to_the_feeder_ends_workers_that_sleep_in_user_code(source: str, tmp_path: Path) -> None:
