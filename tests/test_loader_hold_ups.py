@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from streamload.errors import LoaderClosedError
 from streamload.feeder.feeder import work_in_words
 from streamload.index.dataset import Dataset
 from streamload.index.listing import list_shards
+from streamload.trainer import epoch_iterator
 from streamload.workers.pool import WorkerActivity
 
 
@@ -45,6 +47,18 @@ def test_a_hung_function_is_named_with_its_sample_and_its_line(folder: Path, mon
     assert f"shard '{folder}/shard-000000.tar', sample '{HUNG:06d}'" in message
     line = hang_in_c.__code__.co_firstlineno + 1
     assert re.search(rf'File ".*hanging.py", line ({line}|{line - 1}) in hang_in_c', message)
+
+
+def test_a_wait_of_some_seconds_is_logged_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(epoch_iterator, "WAIT_LOGGED_AFTER_S", 0.1)
+    monkeypatch.setattr(epoch_iterator, "_CHECK_S", 0.05)
+    with StreamLoader(
+        folder, 10, fields=("cls",), num_workers=1, transform={"cls": lambda _: time.sleep(0.2)}, collate_fn=len
+    ) as loader:
+        assert next(iter(loader)) == 10
+    assert len([each for each in caplog.messages if each.startswith("no batch has come for")]) == 1
 
 
 @pytest.mark.parametrize(
