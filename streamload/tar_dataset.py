@@ -205,8 +205,8 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
     `ConcatDataset`, or in a notebook. To iterate over all samples, prefer `StreamLoader`: it reads larger pieces,
     decodes in its own processes, and can be resumed.
 
-    Each process opens shards at its first sample, so a dataset can be forked, and pickled even with functions that
-    pickle cannot handle, such as lambdas. It is thread-safe. If a subclass overrides `__getitem__`, each sample is read
+    Each process opens shards at its first sample, so a dataset can be forked or pickled; its functions may be
+    lambdas. It is thread-safe. If a subclass overrides `__getitem__`, each sample is read
     separately, even for a DataLoader's batch.
 
     Args:

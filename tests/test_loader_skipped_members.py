@@ -155,7 +155,7 @@ def test_a_missing_end_of_archive_marker_is_a_counted_warning(tmp_path: Path, wo
     shard = tmp_path / ("a.tar.gz" if compressed else "a.tar")
     shard.write_bytes(gzip.compress(content) if compressed else content)
     with StreamLoader(shard, 3, fields=("cls",), num_workers=workers) as loader:
-        with pytest.warns(UserWarning, match="^1 shard without an end-of-archive marker") as said:
+        with pytest.warns(UserWarning, match="^an end-of-archive marker is missing in 1 shard") as said:
             assert [labels.tolist() for (labels,) in loader] == [[0, 1, 2]]
         assert [warning.filename for warning in said] == [__file__]
         assert loader.statistics().skipped_members == {"missing end-of-archive marker": 1}

@@ -1,7 +1,7 @@
 """Read one field of many samples from open shards into a column of values.
 
 Truncating a mapped shard kills the processes that read it. So only workers, which can be replaced, map shards, and only
-to read many rows at once: a mapped field charges the process for all pages around it.
+to read many rows at once: reading a mapped field adds surrounding pages to the process's memory.
 """
 
 from __future__ import annotations

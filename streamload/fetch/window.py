@@ -142,7 +142,7 @@ class PartWindow:
     # -- needs -----------------------------------------------------------------------------------------------------
 
     def plan(self, keys: Iterable[int]) -> None:
-        """Append a batch to the plan, which needs these parts in this order."""
+        """Append to the plan a batch that needs these parts in this order."""
         turn = next(self._turns)
         for number, key in enumerate(keys):
             self._planned.setdefault(key, deque()).append(turn + min(number, _TURNS_OF_BATCH - 1))

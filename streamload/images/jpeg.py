@@ -130,7 +130,7 @@ def decode_jpeg(
     """
     declared, blocks = header.height, header.block_rows
     if rows is not None and blocks:
-        # Colours are interpolated with the next row of colours. If scaled, a further block keeps simplejpeg's scale.
+        # Colours are interpolated with the next row of colours. If scaled, another block prevents a smaller scale.
         needed = rows + (blocks // _BLOCK if eighths == 8 else blocks)
         if -(-needed // blocks) < -(-header.height // blocks):
             declared = needed

@@ -3,7 +3,7 @@
 Operations with the attribute `writes_into_out` take `out=`, in calls and in `from_encoded`. If `out` is a writable
 array of the result's shape and dtype, the result is written into it, and the returned array *is* `out`; otherwise a new
 array is returned and `out` is unchanged. The values are the same either way. `out` may have any strides; no copy is
-made if it is contiguous (float operations: in (height, width, channels) order). `out` must not share memory with the
+made if it is contiguous (float operations: stored as (height, width, channels)). `out` must not share memory with the
 operation's argument. After an exception the contents of `out` are undefined.
 """
 

@@ -307,7 +307,7 @@ class Dataset:
 
     def _unpack(self, group: TableGroup, content: bytes) -> None:
         self._runs[group] = group.unpack(content)
-        self._drop_others(group, 2 * len(content))  # plus about as much for the shards' own tables
+        self._drop_others(group, 2 * len(content))  # twice: the shards' own tables take about as much
 
     def _drop_others(self, held: TableGroup | int, size_bytes: int) -> None:
         self._sizes_bytes[held] = size_bytes

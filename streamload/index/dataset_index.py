@@ -496,7 +496,7 @@ class IndexFolder:
         """
         new = {entry.name: entry for entry in entries}
         if not new or len(new) != len(entries):
-            raise ValueError(f"an index needs shards with different names, not {sorted(new)}; give each name once")
+            raise ValueError(f"an index needs shards, each name once, not {[entry.name for entry in entries]}")
         for name in new:
             if not is_plain_name(name):
                 raise ValueError(f"{name!r} is not the plain name of a file; give it without a folder")

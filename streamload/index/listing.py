@@ -101,7 +101,7 @@ def list_shards(
 
 def _listed(urls: Urls, index: str | os.PathLike[str] | None, storages: Storages) -> Listing:
     finder = ShardFinder(index, storages)
-    folders: dict[str, tuple[str, DatasetIndex | None]] = {}  # one string for all shards in it, pickled once
+    folders: dict[str, tuple[str, DatasetIndex | None]] = {}  # shards of a folder share one string, pickled once
     shards: list[Shard] = []
     counts: list[int] = []
     for url, size, mtime_ns, etag in finder.find(urls):
@@ -157,7 +157,7 @@ def _matched(shards: Sequence[Shard], others: Sequence[Shard], shown: str) -> li
         return list(range(len(names)))
     lacking = next((name for name in names if name not in numbers), names[0])
     raise ValueError(
-        f"{shown} has {counted(len(others), 'shard')} for {len(names):,}, but none named {lacking!r}; a sidecar needs "
+        f"{shown} has {counted(len(others), 'shard')} but not {lacking!r}, one of {len(names):,}; a sidecar needs "
         "a shard of the same name for each shard, or equally many in the same order, as `streamload map --sidecar` "
         "writes them"
     )
@@ -413,7 +413,7 @@ class ShardFinder:
                 url=folder,
             ) from unreadable
         shards = shards_in(storage, folder)
-        if not shards:  # even without `uses_indexes`, the index names the missing shards
+        if not shards:  # read even without `uses_indexes`, to name missing shards
             index = index or self._read(f"{folder}/{INDEX_FOLDER}")
         if index is not None:
             return self._as_indexed(folder, shards, index)

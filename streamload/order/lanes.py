@@ -4,7 +4,7 @@
 lane emits its samples in the order of their keys, and samples with equal keys in the order of their positions.
 
 **Why a stream can start anywhere.** Float64 addition rounds, but never past a representable bound, so position p's key
-lies in [p, p + w] (both ends included: u * w may round p + u * w up to p + w, and positions below 2**53 are exact).
+lies in [p, p + w] (both ends included: p + u * w may round up to p + w, and positions below 2**53 are exact).
 Let K(n) be the n-th smallest key, n counted from 0.
 
 - n <= K(n): a key below n belongs to a position below n, and there are only n of those.

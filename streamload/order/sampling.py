@@ -55,7 +55,7 @@ class Mixed:
     Attributes:
         edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
         shares: the datasets' shares, above 0, which sum to 1.
-        block: number of samples in which each share holds to within one sample.
+        block: samples per block; each block matches the shares to within one sample.
         epoch_size: samples per epoch, over all ranks; None for the sum of all datasets.
         selected: bool[N], the samples to use; None for all.
     """

@@ -86,7 +86,7 @@ class Share:
     n_shares: int = 1
 
     def batches(self, full: int, last_rows: int, before: int) -> tuple[int, int]:
-        """Return how many of the rank's next `full` batches are the share's, and how many rows of a short last batch.
+        """Return how many of the rank's next `full` batches this share gets, and its rows of a short last one.
 
         `before` batches of other shares precede the next batch of this share.
         """

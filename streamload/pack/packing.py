@@ -185,12 +185,12 @@ def map_shards(
     """Call a function for each sample of a dataset, and write the results as a dataset in the same order.
 
     Each shard becomes a shard of the same name (all are numbered if two share a name). With `max_bytes` or
-    `max_count`, consecutive shards are merged as far as they fit, and larger ones are split. Bytes and resuming are as
-    for `pack`.
+    `max_count`, consecutive shards are merged as far as they fit, and larger ones are split. Determinism and
+    resuming are as for `pack`.
 
     Args:
         function: takes a sample, a dict of its fields' bytes with "__key__" and "__url__". Returns the new sample,
-            which keeps the key unless it has one; yields several, each with a key; or returns None to drop the sample.
+            with the old key unless it has another; yields several, each with a key; or returns None to drop the sample.
             With `batch_size` it takes a list of samples, and returns or yields new ones; if there are equally many, new
             samples without a key keep the old keys.
         urls: the shards, as for `StreamLoader`.

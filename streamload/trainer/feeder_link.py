@@ -179,7 +179,7 @@ class FeederLink:
         connection = self._living()
         if connection is None:
             if self._connection is None or self._connection.death is None:
-                self._configure()  # after a feeder's death, changes wait for the next pass
+                self._configure()  # else the dead feeder's configuration stays for this pass
             connection = self._connection = self._start()
             if self._closed:  # another thread has closed the loader meanwhile
                 self.disconnect()
@@ -211,7 +211,7 @@ class FeederLink:
             if job != before and job == self.options.pickled_job(self._own_transforms):
                 _log.warning(
                     "the workers are restarted: the loader's functions, or values that they refer to, have changed "
-                    "since the last pass. Values that they do not need belong in other objects and modules"
+                    "since the last pass. To avoid this, keep values that they do not use elsewhere"
                 )
                 self.disconnect()
 
@@ -772,8 +772,8 @@ class SkippedMembers:
         if count := skipped.get(MISSING_END, 0):
             self._warn_once(
                 "end",
-                f"{counted(count, 'shard')} without an end-of-archive marker read so far, so members may be missing at "
-                "the end; `streamload verify` names each such shard: fetch or pack it again",
+                f"an end-of-archive marker is missing in {counted(count, 'shard')} read so far, so members may be "
+                "missing at the end; `streamload verify` names each such shard: fetch or pack it again",
             )
 
     def explain_emptiness(self) -> None:

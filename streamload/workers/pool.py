@@ -93,7 +93,7 @@ class WorkerLink:
         self._send(task, ())
 
     def _open_shards(self, shards: Sequence[int]) -> None:
-        """Send descriptors of shards in one message; if opening a shard fails, of the shards before it."""
+        """Send the descriptors of shards in one message, up to the first that cannot be opened."""
         opened: list[OpenShard] = []
         try:
             for shard in shards:
