@@ -139,7 +139,7 @@ SCHEDULED_SHARDS_SHARE = 8
 SLOTS_IN_FLIGHT_SHARE, SLOTS_KEPT_SHARE = 4, 8
 # Worker: open shards.
 WORKER_SHARDS_SHARE = 4
-# The caller's process with 0 workers, which also holds the program's own descriptors: open shards.
+# With 0 workers, the caller's process, which also holds the program's own descriptors: open shards.
 CALLER_SHARDS_SHARE = 6
 
 # -- concurrent requests ----------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class StreamLoader(OpenDataset):
         memory_budget: memory for fetched shards and requests, in bytes or as "8GB"; "auto" is a quarter of the free
             memory, divided among the ranks of a machine. Local uncompressed shards use none of it.
         decode: (data) True decodes by extension; a mapping from extensions to functions of bytes extends or replaces
-            the built-in decoders; WebDataset's decoders, one or a list, are tried before these; False leaves bytes.
+            the built-in decoders; WebDataset's decoders, one or a list, are tried first; False leaves bytes.
             Pickles are never loaded.
         join: (data) sidecars, one or a list: datasets with more fields of the samples, matched by key, as written by
             `streamload map --sidecar`.
@@ -106,7 +106,7 @@ class StreamLoader(OpenDataset):
             Keep it to resume at another world size.
         weights: (selection) how often to draw samples, with replacement: "balanced", a mapping from labels to the
             weight of a sample, or one number for each sample. Needs `shuffle`.
-        sampler: (selection) an iterable of sample numbers, such as a torch Sampler: the order of all ranks.
+        sampler: (selection) an iterable of sample numbers, such as a torch Sampler, in the order of all ranks together.
         epoch_size: (selection) samples per epoch, over all ranks; epochs are cut from endless passes.
         worker_init_fn: (workers) called with the worker's number when a worker starts.
         prefetch_batches: (workers) the number of batches to make ahead.

@@ -59,7 +59,7 @@ _WEIGHT_OF_SUM = 1000.0
 _CORRELATION = 0.9  # of neighbouring pixels, as in photographs
 _FINEST_TAP = 256  # OpenCV rounds taps to 8 bits; they must still add up to 1
 
-# Besides uint8, the dtypes that are resampled by Pillow as float32, which holds each of their values exactly.
+# Besides uint8, only these dtypes are resampled: by Pillow as float32, which holds each of their values exactly.
 _RESAMPLED_DTYPES = (np.uint16, np.float32)
 # Minimum ratio of a box to the result, after the JPEG's inverse transform has shrunk the box (without the requested
 # filter). With 2.5, photographs and textures differ by up to 1.03 of 255 on average; with 2, by up to 1.8; with
@@ -539,7 +539,7 @@ class Joint:
       further numbers such as visibility. Moved with the image; points outside it are kept. The result is float32.
 
     Operations other than crops, flips and resizes (`ToFloat`, `ToTensor`, `Normalize`, changes of colour) apply to
-    images only, one after the other.
+    images only, to each separately.
 
     Args:
         operations: the operations, first to last; crops and flips draw from `rng` once per sample.
@@ -712,7 +712,7 @@ def check_size(operation: str, size: object, interpolation: str = "nearest") -> 
 
 
 def check_range(operation: str, name: str, value: tuple[float, float], limit: float) -> None:
-    """Raise ValueError unless `value` is (low, high) with 0 < low <= high <= limit, both finite."""
+    """Raise ValueError unless `value` is (low, high), both finite, with 0 < low <= high <= limit."""
     is_pair = isinstance(value, tuple | list) and len(value) == 2
     if not is_pair or not 0 < value[0] <= value[1] <= limit or math.isinf(value[1]):
         most = "" if math.isinf(limit) else f" <= {limit:g}"
@@ -732,7 +732,7 @@ def cut(
         fill: the value beyond the image's edges.
 
     Raises:
-        TypeError: a filter other than "nearest", for booleans, or for integers other than uint8 and uint16.
+        TypeError: the dtype is not uint8, uint16 or float32, and the filter not "nearest".
         ValueError: the result, or the box at the result's width, has too many pixels.
     """
     if window.mirrored:

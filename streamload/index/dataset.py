@@ -422,14 +422,14 @@ async def read_shard(
     labels: bool = False,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> ReadShard:
-    """Read a shard strictly. Memory holds a few megabytes or, of a remote or compressed shard, the largest sample.
+    """Read a shard strictly. Memory holds a few megabytes, or the largest sample of a remote or compressed shard.
 
     Args:
         storage: the shard's storage.
         url: the shard's url.
         every_byte: compute the crc32 of each member, and read the labels.
         labels: read the labels.
-        on_bytes: called with the number of bytes that arrived; an exception stops the reading.
+        on_bytes: called with the size of each downloaded piece; an exception stops the reading.
 
     Raises:
         StorageError: the shard cannot be read.

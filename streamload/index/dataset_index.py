@@ -1,7 +1,7 @@
 """Read, check and write the files of an index (docs/index-format.md).
 
-A writer writes table files, then `index.json`, then deletes old table files. `index.json` is replaced atomically and
-names its table files by their content, so a reader sees either the old or the new index, never a mixture.
+A writer writes table files, then `index.json`, then deletes old table files. `index.json` is replaced atomically, and
+table files are named by digests of their content, so a reader sees either the old or the new index, never a mixture.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class TableRun(NamedTuple):
 
     Attributes:
         table: the samples of all shards in order, with offsets relative to each sample's shard.
-        firsts: the number of each shard's first sample, followed by the total number of samples.
+        firsts: the row of each shard's first sample, followed by the number of samples.
         shard_bytes: the size of each shard.
         about: the JSON of each table.
     """

@@ -567,7 +567,7 @@ def unfinished_error(unfinished: UnfinishedSet, folder: str) -> DatasetIndexErro
 
 @dataclass(frozen=True, slots=True)
 class ShardNaming:
-    """A form of names: `shard-%06d.tar`, with at least `digits` digits; if `digits` is None, any text (`*.tar`)."""
+    """A form of names: `shard-%06d.tar` with at least `digits` digits, or `*.tar` if `digits` is None."""
 
     before: str
     digits: int | None

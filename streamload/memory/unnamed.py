@@ -25,8 +25,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS = -1, -3, -8  # of glibc's `mallopt(3)
 def new_memory(size_bytes: int) -> int:
     """Return a descriptor of new zeroed memory.
 
-    The memory has no name (Linux: `memfd_create`; elsewhere an unlinked temporary file), so nothing is left behind, and
-    a small /dev/shm does not limit it.
+    The memory has no name (Linux: `memfd_create`; elsewhere an unlinked temporary file), so nothing is left behind. A
+    small /dev/shm does not limit it.
     """
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("streamload", os.MFD_CLOEXEC)

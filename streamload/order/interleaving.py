@@ -68,7 +68,7 @@ class Interleaving:
         return separate.positions(pairs[0], pairs[1])[places.ravel()]
 
     def finished(self, least: int | None) -> list[int]:
-        """Return shards, each once, that no lane needs for outputs from `least` on; if `least` is None, all others."""
+        """Return shards not returned before that no lane needs from output `least` on; for None, all the rest."""
         sequence = self.sequence
         if not sequence.complete and self._n_lanes > 1:
             return []

@@ -79,7 +79,7 @@ def _numbered(turns: IntArray, first: IntArray) -> IntArray:
 
 
 def _divided(shares: tuple[float, ...], size: int) -> tuple[IntArray, int, IntArray]:
-    """Divide a number of samples by shares.
+    """Split `size` samples in proportion to shares.
 
     Returns:
         The integer parts; the shortest exact period, or else `_LONGEST_PERIOD`; the fractions as multiples of

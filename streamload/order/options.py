@@ -13,7 +13,7 @@ MAX_LANES = 1 << 20
 """Maximum number of lanes; each costs memory in every process, and lanes beyond the number of ranks gain nothing."""
 
 MAX_SAMPLES = 1 << 48
-"""Maximum number of samples; keeps sums and products of a few counts within 63 bits."""
+"""Maximum number of samples; keeps sums of thousands of counts within 63 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class OrderOptions:
 def full_batches_and_last_rows(
     options: OrderOptions, n_samples: int, rank: int, world_size: int, start: int
 ) -> tuple[int, int]:
-    """Return the number of full batches from `start` on, the same for all ranks, and a rank's rows in the last batch.
+    """Return how many full batches each rank has from `start` on, and how many rows `rank` has in a short last one.
 
     Raises:
         LoaderStateError: `start` lies outside the epoch.

@@ -38,7 +38,7 @@ class RowBlock:
     """The rows of consecutive batches of one rank.
 
     Attributes:
-        batch_edges: int64[m + 1], the rows of batch i are `batch_edges[i]:batch_edges[i + 1]`.
+        batch_edges: int64[m + 1]; the rows of batch i are `batch_edges[i]:batch_edges[i + 1]`.
         shard: int64[rows], the shard's number in the listing.
         sample: int64[rows], the sample's number in the shard.
         ends: int64[m], the position in the epoch's order (over all ranks) after each batch, which a state records.

@@ -79,7 +79,7 @@ def whole_passes(counts: IntArray, start: int, size: int, order_of: Callable[[in
 class RepeatCounts:
     """Map draws to samples, for concatenated shards with each sample repeated as often as it is drawn.
 
-    This needs only a quarter of a byte per sample besides `repeats`: there can be 10^9 samples.
+    An instance needs only a quarter of a byte per sample besides `repeats`, which can have 10^9 entries.
 
     Args:
         repeats: integers or booleans, [N]: how often each sample is drawn, in the order of the listing.

@@ -30,7 +30,7 @@ class LoaderState:
         weights: a name for the weights.
         sampler: the digest of a sampler's order.
         mixture: the names and weights of several datasets.
-        block: number of samples in which a mixture's shares hold.
+        block: samples per block of a mixture.
         selection: a digest of the selected samples.
     """
 

@@ -249,7 +249,7 @@ class _Run:
 
     def __init__(self, target: Target, splits: Sequence[str]) -> None:
         self._target, self._splits = target, splits
-        self._folders = {split: target.folder(split) for split in ("", *splits)}  # and an unfinished run's, later
+        self._folders = {split: target.folder(split) for split in ("", *splits)}  # `may_begin` adds an unfinished run's
         root = self._folders[""]
         self._storage, self._path = root.storage, root.path
         self._packing = f"{root.folder}/{PACKING_FOLDER}"
@@ -335,7 +335,7 @@ class _Run:
         self._is_begun = True
         content = {split: sorted(names) for split, names in self._names.items()}
         self._storage.write(f"{self._packing}/{_RUN_FILE}", json.dumps(content, indent=0).encode("ascii"))
-        for folder in self._folders.values():  # mark all folders before removing a shard: a glob could list the rest
+        for folder in self._folders.values():  # mark all before removing any shard, or a glob would read the rest
             write_mark(self._storage, folder.folder, SHARDS, SHARDIFY)
             folder.remove(SHARDS, ())
         self._remove_half_written()

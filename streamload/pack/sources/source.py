@@ -48,7 +48,7 @@ class SourceFile(NamedTuple):
     Attributes:
         path: the file's path, or the place of the value in its table.
         field: the field, or None if it cannot be packed.
-        content: the value; None for a file.
+        content: the value of a table; None for files and rows.
         size: the size when listed; -1 for a file that cannot be read.
         mtime_ns: the modification time when listed.
         array: for a row, the name of its array; the row is stored as npy of `size` bytes. Otherwise None.

@@ -78,7 +78,7 @@ class Table(NamedTuple):
         return f"{self.path!r}, {self.place(row)}, {self.noun} {column!r}"
 
     def first(self, column: str) -> Any:
-        """Return the first value of a column that is not empty, or None."""
+        """Return the first non-empty value of a column, or None."""
         return next((value for value in self.columns[column] if value not in (None, "")), None)
 
 
@@ -251,7 +251,7 @@ def _is_path(table: Table, name: str) -> bool:
 
 
 def _are_labels(values: Sequence[object]) -> bool:
-    """Return True if half of the values are whole numbers or texts, and most texts repeat."""
+    """Return True if half of the values are whole numbers or texts; beyond 20 values, most texts must repeat."""
     numbers = list(map(_number, values))
     texts = [value for value, number in zip(values, numbers, strict=True) if isinstance(value, str) and number is None]
     labels = len(texts) + sum(number is not None and number % 1 == 0 for number in numbers)
@@ -334,7 +334,7 @@ def _parts(table: Table, name: str) -> dict[str, list[int]]:
 
 
 def files_by_id(tree: Tree, labels: str, options: SourceOptions) -> Source:
-    """Return the labelled files of a folder; an ID is a path without its extension.
+    """Return the labelled files of a folder; an ID is a path with or without its extension.
 
     Labels are JSON, `{"ID": label, ...}`, or a table of IDs and labels. Raises OSError, and UsageError if IDs and files
     do not agree.
