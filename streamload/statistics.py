@@ -19,7 +19,7 @@ from streamload.workers.launchers import processors_of_rank
 _LEAST_S, _LEAST_BATCHES = 1.0, 5
 # The step is the bottleneck if the loop waits for less than this share of its time.
 _SMALL_WAIT = 0.05
-# The verdict mentions a first batch that took longer than this, and longer than all others together.
+# The verdict mentions a first batch that took longer than this, and longer than the rest of the run.
 _LATE_S = 5.0
 
 
@@ -42,7 +42,7 @@ class Limit(NamedTuple):
 
     Attributes:
         stage: "step" is the user's own code between two batches; "work" decoding, transforms and collating; "network"
-            fetching; "memory" room in `memory_budget`; "scan" reading tar headers; "machine" other processes on this
+            fetching; "memory" a full `memory_budget`; "scan" reading tar headers; "machine" other processes on this
             machine; "unknown" too short a run.
         sentence: the stage, the supporting figure, and a remedy.
     """
@@ -188,8 +188,8 @@ class Statistics:
     def as_dict(self) -> dict[str, float]:
         """Return flat numbers by name, for TensorBoard, Weights & Biases or a log.
 
-        Names end in their unit. The numbers are sums over the loader's life; `now.since(before).as_dict()` returns the
-        sums of an interval.
+        Names end in a unit, or in a unit and a part (`decode_s/jpg`). The numbers are sums over the loader's life;
+        `now.since(before).as_dict()` returns the sums of an interval.
         """
         return dict(sorted(self.totals.items()))
 

@@ -167,7 +167,7 @@ class RandomAccess:
         return sample_error(failure, self.tables.url(failure.stored_in), table.key(failure.sample))
 
     def close(self) -> None:
-        """Close local shards, and end the process that reads remote shards; both are reopened on demand."""
+        """Close local shards, and end the process that reads remote shards; each is replaced on demand."""
         with self._lock:
             for opened in self._open.values():
                 opened.close()

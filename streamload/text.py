@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 
 _MOST_LISTED = 20
-# Control characters except tabs and line feeds, line separators, changes of direction, and surrogates.
+# Control characters (except tabs and line feeds), line separators, changes of direction, and surrogates.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -22,7 +22,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Join escaped names: `jpg, cls`. Cut to 20, names without a dot first, and add `and 1,234 more`."""
+    """Join escaped names: `jpg, cls`. Of many, show 20, preferably without a dot, and add `and 1,234 more`."""
     if len(names) <= _MOST_LISTED:
         return printable(", ".join(names))
     shown = sorted(names, key=lambda name: "." in name)[:_MOST_LISTED]

@@ -30,7 +30,7 @@ class Totals(dict[str, float]):
         return Totals({name: amount - earlier.get(name, 0.0) for name, amount in self.items()})
 
     def parts(self, name: str) -> dict[str, float]:
-        """Return the parts of a name, by the text after the slash, largest first."""
+        """Return the amounts of a name's parts, by the text after the slash, largest first."""
         parts = {key[len(name) + 1 :]: amount for key, amount in self.items() if key.startswith(f"{name}/")}
         return dict(sorted(parts.items(), key=lambda each: -each[1]))
 

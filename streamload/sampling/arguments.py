@@ -76,7 +76,7 @@ class Portion:
 
 
 class Mixture:
-    """Several datasets, each with a share of the samples, for `urls` of a loader.
+    """Several datasets, each with a share of the samples, as the `urls` of a loader.
 
         mixture = Mixture({"photos": ("s3://b/photos", 0.7), "drawings": ("s3://b/drawings", 0.3)})
         loader = StreamLoader(mixture, 64, shuffle=True)
@@ -145,7 +145,7 @@ def portions_of(
 class SamplingOptions:
     """Turn a loader's `weights`, `sampler`, `epoch_size` and mixture into the sampling of its order.
 
-    Call `resolve` once the dataset is listed, and `start` for each pass. The arguments are those of the loader.
+    Call `resolve` once the dataset is listed, and `start` for each pass.
 
     Attributes:
         lanes: the order's number of lanes, unless a loaded state has another.
@@ -270,7 +270,7 @@ class SamplingOptions:
             self.sampling = Stretched(epoch_size, selected)
 
     def check_counts(self, counts: Sequence[int]) -> None:
-        """Raise ValueError unless there is a weight for each sample, and each dataset of a mixture has samples."""
+        """Raise ValueError if weights by sample are too few or too many, or a dataset of a mixture has no samples."""
         if self._mixture is not None and isinstance(self.sampling, Mixed):
             for name, (first, end) in zip(self._mixture.portions, pairwise(self.sampling.edges), strict=True):
                 if not any(counts[first:end]):

@@ -166,7 +166,7 @@ class ColumnsOf:
                 self.columns[name] = _fractions(self.columns[KEY_HASH], int(name.partition(".")[2] or 0))
 
     def check_classes(self, names: Iterable[str]) -> None:
-        """Raise ValueError with similar names for a class missing in `classes.json`."""
+        """Raise ValueError for a class missing in `classes.json`; the message suggests similar names."""
         for name in names:
             known = self._class_names() or ()
             if name not in known:
@@ -192,7 +192,7 @@ def _fractions(key_hashes: NDArray[np.uint64], seed: int) -> NDArray[np.float64]
 
 
 class Expression:
-    """A condition on columns, such as `aesthetic > 5`.
+    """A condition on columns.
 
     Attributes:
         names: the columns that the condition needs.
@@ -244,7 +244,7 @@ class Expression:
         return ValueError(f"where={self._text!r}: `{ast.unparse(node)}` {why}; {_GRAMMAR}")
 
     def _condition(self, node: ast.expr) -> tuple[Any, Any]:
-        """Return two masks: a condition is true, a condition is false. Rows with missing numbers are in neither."""
+        """Return masks of the rows that meet a condition and that fail it; rows with missing numbers are in neither."""
         match node:
             case ast.BoolOp(op=operation, values=values):
                 true, false = zip(*map(self._condition, values), strict=True)

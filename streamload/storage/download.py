@@ -27,7 +27,7 @@ _TRIES: dict[type[StorageError], int] = {NoConnectionError: 3, WholeAnswerError:
 # without having sent a byte.
 _LEAST_TRIES = 2
 
-# Maximum `Retry-After` that is obeyed.
+# A longer `Retry-After` is cut to this.
 _MOST_RETRY_AFTER_S = 60.0
 
 # Not the global generator, which belongs to the user if everything runs in the caller's process.
@@ -120,7 +120,7 @@ class Attempts:
         """Return the seconds to wait before the next try, or None to give up.
 
         The wait doubles with each failure, less a random part of up to half, so that clients do not retry together. A
-        `Retry-After` of up to a minute is added.
+        `Retry-After` is added, cut to a minute.
         """
         self.failures.append(error)
         count = len(self.failures)
@@ -138,7 +138,7 @@ class Attempts:
         return min(max(0.0, self.left_s()), asked_s + longest_s * (1.0 + _JITTER.random()) / 2.0)
 
     def warn_of_silence(self) -> float:
-        """Log a warning if the host or bucket has long been silent; only one until it answers.
+        """Log a warning if the host or bucket has long been silent; again only after an answer.
 
         Returns the seconds until the warning is due, at most 0 if it was logged.
         """
@@ -185,7 +185,7 @@ class RequestCounts:
 
     Attributes:
         requests: number of requests.
-        throttled: number refused because there were too many.
+        throttled: number that the storage refused as too many.
         broken: number that failed otherwise, also in the middle of a body.
         answered: number whose answer has begun.
         answer_s: total seconds from the answered requests to their first bytes.

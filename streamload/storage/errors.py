@@ -183,7 +183,7 @@ _OBSTORE: _Rows = (
 # Patterns for the class names of an exception and its causes, with their base classes.
 _FSSPEC: _Rows = (
     (r"ClientConnector|ConnectionRefused|EndpointConnection|SSLError|gaierror|\bConnectError", "connect"),
-    # First, since fsspec's http raises FileNotFoundError for every file whose size it does not get.
+    # Before FileNotFoundError, which fsspec's http raises for every file whose size it does not get.
     (r"Timeout", "timeout"),
     (r"Disconnected|ClientPayload|ClientOSError|IncompleteRead|ConnectionClosed|Protocol", "broken"),
     (r"\bConnection\w*Error|\bReadError", "broken"),

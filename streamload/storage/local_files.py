@@ -36,7 +36,7 @@ def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: boo
     """Write a file under a hidden temporary name in its own folder, then rename it.
 
     On an error, the temporary file is removed and a previous file at `path` stays. If `durable`, the bytes are flushed
-    to the disk first.
+    to the disk before the renaming.
 
     Raises:
         OSError: the folder is missing, cannot be written or is full; the error's filename is `path`.
@@ -70,7 +70,7 @@ def refuse_url(argument: str, folder: str | os.PathLike[str]) -> None:
 
 
 def why_not_private(folder: str) -> str | None:
-    """Return why a folder may hold files of another user; None if the folder is missing, or belongs to this user."""
+    """Return why a folder may hold files of another user; None if the folder is missing, or cannot hold any."""
     try:
         status = os.lstat(folder)
     except OSError:
@@ -152,7 +152,7 @@ class LocalStorage:
         """Return the matches, also through symbolic links. Anything but a file has `UNKNOWN_BYTES`."""
         path = local_path(pattern)
         if os.path.exists(path) and os.path.isdir(path) == folders:
-            return [_listed(path)]  # a name that really holds a bracket or an asterisk
+            return [_listed(path)]  # not a pattern, even if it holds a bracket or an asterisk
         return [_listed(entry.path) for entry in find_entries(path, _level, folders=folders, root="/")]
 
     def is_folder(self, url: str) -> bool:

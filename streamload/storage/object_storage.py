@@ -88,7 +88,7 @@ _ALIASES: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ObjectOptions:
-    """Settings of an obstore store, of its client, and an AWS profile."""
+    """Settings of an obstore store and its client, and an AWS profile."""
 
     family: str
     config: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -97,7 +97,7 @@ class ObjectOptions:
 
 
 def object_options(protocol: str, options: Mapping[str, Any]) -> ObjectOptions:
-    """Translate the options of one protocol for obstore. Messages show no values, which may be secrets.
+    """Translate the options of one protocol for obstore. Messages show no values that may be secret.
 
     Raises TypeError for a value of the wrong type, ValueError for an unknown option or an impossible value.
     """
@@ -426,7 +426,7 @@ class ObjectStorage:
         return RangeBody(int(total), etag, pieces())
 
     def write(self, url: str, source: bytes | str) -> None:
-        """Write by one PUT, or in parts if it is large."""
+        """Write by one PUT; large content in parts."""
         if self._web:
             raise StorageError("a web server cannot be written to; name a bucket or a folder", url=url)
         content = source if isinstance(source, bytes) else Path(source)
@@ -519,7 +519,7 @@ class ObjectStorage:
         return 0.0
 
     def _send(self, url: str, wanted: str) -> HTTPResponse:
-        """Request a range without obstore, on a thread. Raises urllib's errors, or BaseError."""
+        """Request a range without obstore, blocking the thread. Raises urllib's errors, or BaseError."""
         client, trust = self._options.client, ssl.create_default_context()
         if "root_certificate" in client:
             trust.load_verify_locations(cadata=client["root_certificate"].decode("ascii", "ignore"))

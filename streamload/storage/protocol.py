@@ -73,8 +73,8 @@ class RangeBody:
 # - is_folder(url): True if something lies below the url.
 # - read_bytes(url, most_bytes=): a small file whole; a larger one is an error.
 # - open_range(url, start, end, etag=): the bytes from `start` to `end` (exclusive; None for the rest; cut at the
-#   object's end). ShardChangedError if the object is too short for `start` (only an empty object has an empty range),
-#   or if the storage finds a version other than `etag`; the caller compares the answer's version anyway.
+#   object's end). ShardChangedError if the object ends at or before `start` (but an empty object gives an empty range
+#   at 0), or if the storage finds a version other than `etag`; the caller compares the answer's version anyway.
 #   TransientStorageError if a retry may succeed.
 # - write(url, source): a file whole or not at all, from bytes or from a local file given by its path.
 # - delete(url): a missing file is not an error.
@@ -149,7 +149,7 @@ class Entry(NamedTuple):
 
 
 def is_pattern(url: str) -> bool:
-    """Return True if a url holds `*`, `?` or `[`; in the path of an http url only `*` counts."""
+    """Return True if a url holds `*`, `?` or `[`; in an http url only a `*` in the path counts."""
     if url.startswith(("http://", "https://")):
         return "*" in url and "*" in urlsplit(url).path
     return _GLOB.search(_IPV6_HOST.sub("", url)) is not None

@@ -120,7 +120,7 @@ def _expand_braces(argument: str, part: str) -> Iterable[str]:
     lengths = [
         abs(int(last) - int(first)) // max(1, int(step or 1)) + 1 for first, last, step in _INT_RANGE.findall(part)
     ]
-    # Without alternatives, ranges multiply; braceexpand would build every url before this limit applies.
+    # Without alternatives, ranges multiply. Braceexpand would build all urls before they could be counted.
     if (max(lengths, default=1) if "," in part else math.prod(lengths)) > MAX_URLS:
         raise _too_many(argument, part)
     try:

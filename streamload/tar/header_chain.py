@@ -183,8 +183,8 @@ def _check_sum(block: bytes, *, is_first: bool) -> None:
 def _header_sum(block: bytes) -> int:
     """Return the sum of a header's bytes, with spaces in place of the checksum field.
 
-    The low half of Adler-32 (RFC 1950) is 1 + the sum of the bytes modulo 65521, which 256 bytes cannot reach; Adler-32
-    is many times faster than `sum`.
+    The low half of Adler-32 (RFC 1950) is 1 + the sum of the bytes, modulo 65521. The sum of 256 bytes is smaller.
+    Adler-32 is many times faster than `sum`.
     """
     byte_sum = (zlib.adler32(block[:256]) & 0xFFFF) + (zlib.adler32(block[256:]) & 0xFFFF) - 2
     return byte_sum - sum(block[148:156]) + 8 * _SPACE
@@ -367,7 +367,7 @@ class HeaderChain:
             after = self._read_member(starts[row])
             done = count + 1 if after is None else bisect_left(starts, after)
             if done > count or starts[done] != after:
-                return after  # the walk has followed another chain
+                return after  # the walk trusted a size field that does not count
         self._add_plain(run, done, count, paths)
         return int(starts[count])
 
@@ -399,7 +399,7 @@ class HeaderChain:
         return _Run(starts + self._start, plain, extension, sizes, headers)
 
     def _walk(self, position: int) -> NDArray[np.int64]:
-        """Return the starts of headers, trusting every size field; the only loop over all members."""
+        """Return the starts of headers, and the end of the run, trusting every size field."""
         ends = [position]
         octets, view = self._octets, self._octets.data
         while len(ends) <= _HEADERS_AT_ONCE:
@@ -440,7 +440,7 @@ class HeaderChain:
         if not len(rows):
             return
         names = _texts(run.blocks[rows, :100])
-        prefixed = np.flatnonzero((run.blocks[rows, 345] != 0) & (run.blocks[rows, 262] == 0))  # in POSIX
+        prefixed = np.flatnonzero((run.blocks[rows, 345] != 0) & (run.blocks[rows, 262] == 0))  # POSIX's magic
         prefixes = _texts(run.blocks[rows[prefixed], 345:500])
         for number, prefix in zip(prefixed.tolist(), prefixes, strict=True):
             names[number] = prefix + b"/" + names[number]
@@ -501,7 +501,7 @@ class HeaderChain:
             )
         if kind == b"x":
             records = _parse_records(payload)
-            # An empty value cancels a global record (POSIX), but those are refused.
+            # An empty value cancels a global record (POSIX), but global paths and sizes are refused.
             if records.get(b"path"):
                 extensions.names[records[b"path"]] = None
             extensions.pax_size = int(records[b"size"]) if records.get(b"size") else None

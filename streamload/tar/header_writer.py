@@ -1,6 +1,6 @@
 """Write the header blocks of a tar member: ustar, with a pax record only if ustar cannot hold a value.
 
-A header depends on name and size alone (no time, owner zero, mode 0644). Headers are written twenty times as fast as by
+A header depends on name and size alone (no time, owner zero, mode 0644). This is twenty times as fast as
 `tarfile.TarInfo.tobuf`.
 """
 

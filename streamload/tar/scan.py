@@ -55,7 +55,7 @@ def scan_shard(data: memoryview | NDArray[np.uint8], url: str, *, every_byte: bo
 
     Raises:
         ShardFormatError: the archive is damaged, cut or not tar; a member cannot be read in place (sparse or
-            multi-volume); a sample's members are not together, or a field is repeated. `url` and `offset` are set.
+            multi-volume); a sample's members are not together, or a field is repeated.
     """
     scanner = Scanner(url, every_byte=every_byte)
     scanner.scan(_octets(data), len(data))
@@ -111,7 +111,7 @@ def scan_file(
 
 
 def scan_piece(data: memoryview | NDArray[np.uint8], url: str, *, start: int, total: int | None) -> ScannedPiece:
-    """Scan the whole samples in the bytes of an uncompressed tar archive that have arrived.
+    """Scan the whole samples in the bytes that have arrived of an uncompressed tar archive.
 
     Checks what `scan_shard` checks, except keys repeated across pieces, which `Scanner` refuses.
 
@@ -271,10 +271,10 @@ class ShardTable:
         member_size: int64[M], payload bytes.
         member_field: uint16[M], the field as a number in `fields`.
         sample_start: int64[S + 1], the members of sample i are `sample_start[i]:sample_start[i + 1]`.
-        key_bytes: uint8[K], all keys in UTF-8, one after the other.
+        key_bytes: uint8[K], the bytes of all keys, one after the other.
         key_start: int64[S + 1], the start of each key in `key_bytes`.
         member_crc32: uint32[M], crc32 of each payload, or None.
-        labels: int64[S], the integers in `cls`; None if a sample has none.
+        labels: int64[S], the integers in `cls`; None if unread, or if a sample has none.
         skipped: number of skipped members, by reason.
         member_shard: int64[M], the number of each member's shard; None if all members lie in one shard.
         columns: cached results of `column`.
@@ -469,7 +469,7 @@ def _grouped(chain: HeaderChain, start: int) -> ScannedPiece:
 class _FieldNumbers(dict[bytes, int]):
     """Number extensions on first use; extensions that differ only in case share a number.
 
-    Text with a slash and reserved names have the number -1.
+    Reserved names, and text with a slash, have the number -1.
     """
 
     def __init__(self) -> None:

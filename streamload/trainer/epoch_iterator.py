@@ -49,7 +49,7 @@ class Cursor:
     """The position of a loader.
 
     Attributes:
-        position: samples of the epoch's order that the loop has received, over all ranks.
+        position: number of samples of the epoch's order that the loop has received, over all ranks.
         state: "left" if the user has ended the last pass early.
         epoch_to_come: the epoch of the next pass, if the user has named one.
     """
@@ -76,7 +76,7 @@ class BatchBuilder:
     """Build the batches of a loader, and apply `on_error` to failed samples.
 
     Attributes:
-        repeats: replace a batch whose samples all failed by the previous batch.
+        repeats: True to repeat the previous batch in place of one whose samples all failed.
         skipped: errors of samples that were left out or replaced, in order; the newest `MOST_KEPT`.
         n_skipped: the number of samples left out or replaced so far.
     """
@@ -265,7 +265,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             raise SampleError(message) from shown.__cause__
 
     def _request_rest(self) -> None:
-        """Request the rest of the epoch from a new feeder; batches before the first good one are not made again."""
+        """Request the rest of the epoch from a living feeder; batches before the first good one are not made again."""
         owed = tuple(self._owed) if self._last_good is None else ()
         self._drop_pending()
         self._owed.extend(owed)
@@ -277,7 +277,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._ahead = None
 
     def is_unused(self) -> bool:
-        """Return True until the loop has received a batch."""
+        """Return True if the loop has received no batch, awaits none, and has not ended the pass."""
         return self._ended is None and not self._turning.locked() and self._returned_s is None
 
     def restart(self, start: EpochStart) -> None:
@@ -326,7 +326,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
     def _make(self) -> tuple[Any, int, int] | None:
         """Build the next pending batch; return it with its number of samples and its end.
 
-        If every sample of a batch fails, the previous batch is repeated; at the start of a pass, the next batch.
+        With `repeats`, a batch whose samples all fail is replaced by the previous batch or, at the start, by the next.
         """
         builder, pending, own = self._batch_builder, self.connection.batches, self._start.identity
         while pending and pending[0] != (own, None) and not (self._owed and self._last_good):

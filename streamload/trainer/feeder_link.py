@@ -231,7 +231,7 @@ class FeederLink:
         if self._closed:
             raise LoaderClosedError("the loader was closed; make a new one")
         if self.counts is None:
-            # In a separate process, which ends with this call, even at Ctrl-C.
+            # If this needs a process, it is a separate one, which ends with this call, even at Ctrl-C.
             with closing(FeederClient(self.options.storages, listing_places(self.listing))) as client:
                 counts = tuple(client.counts(self.listing))
             self._sampling.check_counts(counts)

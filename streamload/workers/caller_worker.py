@@ -18,7 +18,7 @@ class CallerWorker:
         job: the user's functions themselves, not copies, so that they share state with the caller's code.
 
     Attributes:
-        waiting: the queued messages, each with descriptors that this object closes.
+        waiting: the queued messages, each with its descriptors.
     """
 
     def __init__(self, job: Job) -> None:

@@ -112,8 +112,9 @@ class Child:
 def launch(module: str, *arguments: int) -> Child:
     """Start a process that calls `module.main(SOCKET, LAST_WORDS, PROGRESS, PARENT, ARGUMENT...)`.
 
-    The process starts with SIGINT blocked: Ctrl-C reaches the whole group, and the trainer handles it. Its `sys.path`
-    and `sys.argv` are those of this process, but its command line differs, so `pkill -f train.py` does not match it.
+    The process starts with SIGINT blocked: Ctrl-C reaches the whole group, and the trainer handles it. The child's
+    `sys.path` and `sys.argv` are those of this process, but its command line differs, so `pkill -f train.py` does not
+    match it.
     """
     script = os.path.join(os.path.dirname(__file__), "child.py")
     child = Child()
@@ -217,7 +218,7 @@ def end_all(children: Sequence[Child], grace_s: float) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Make the kernel kill this process with its parent. On other systems, this process ends at its next read."""
+    """On Linux, make the kernel kill this process with its parent; elsewhere, the process ends at its next read."""
     import ctypes
 
     if sys.platform == "linux":

@@ -34,7 +34,7 @@ class PoolEvents(NamedTuple):
     """Callbacks of a pool, in one thread. `abandon_unwanted` calls only the first two.
 
     Attributes:
-        is_wanted: returns True if a dead worker's task must be done again.
+        is_wanted: returns True if an unfinished task must still be done.
         dropped: called for an unwanted task, which gets no answer.
         done: called with the answer to a task.
         has_room: called when the pool accepts tasks again.
@@ -176,7 +176,7 @@ class Pool:
             worker.drop(shards, slots)
 
     async def inspect(self) -> WorkerActivity | None:
-        """Return the activity of the worker with the oldest task, or of a starting worker; None if all are idle."""
+        """Return None; a `ProcessPool` returns the activity of a worker."""
         return None  # the trainer cannot ask while it does a task
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Run a worker process: do tasks from a socket until the feeder is gone.
 
-A worker is stateless: if it dies, another worker does its tasks again.
+A worker is stateless, so another can do its tasks again.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def run(socket_number: int, words_number: int, progress_number: int) -> NoReturn
     except (EOFError, BrokenPipeError, ConnectionResetError):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # nothing needs cleaning up, and the feeder is waiting
+        os._exit(0)  # nothing needs cleaning up, and a living feeder waits for this exit
 
 
 def _start(setup: WorkerSetup, send: Callable[[Any], None]) -> TaskRunner:
