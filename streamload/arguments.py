@@ -18,7 +18,7 @@ T = TypeVar("T")
 _PREFIXES = " kmgt"
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)\s*(?:([kmgt])(i?))?b?\s*", re.IGNORECASE)
 
-# Minimum similarity of a typo to a known name; most arguments of other loaders, as `batch_sampler`, fall below it.
+# Minimum similarity of a typo to a known name; most arguments of other loaders, such as `batch_sampler`, fall below it.
 _ALIKE = 0.77
 
 # Keywords and methods of other loaders, and retired ones of this loader, with their replacements.
@@ -177,8 +177,8 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 def advises(constructor: Callable[P, R], *, neutral: Mapping[str, tuple[object, ...]] | None = None) -> Callable[P, R]:
     """Make a constructor reject unknown keywords with a TypeError that names the replacement.
 
-    The signature is unchanged. NumPy scalars are converted to Python numbers. An unknown keyword is
-    dropped if `neutral` lists its value, which has no effect.
+    The signature is unchanged. NumPy scalars are converted to Python numbers. A keyword is dropped if
+    `neutral` lists its value as one without effect.
     """
     known = inspect.signature(constructor).parameters.keys()
     owner = constructor.__qualname__.partition(".")[0]

@@ -25,7 +25,7 @@ _SECRET_NAME = re.compile(
     r"x-(?:amz|goog)-|token|secret|passw|pwd|signature|credential|auth(?!or)|session|jwt|hmac|hdn(?:ea|tl|ts)|ticket|"
     r"api[-_]?key|access[-_]?(?:key|id)|key-pair-id|\A(?:code|key|sig|sign|sas)\Z"
 )
-# Parameters that are secret only beside a signature: of S3 and Cloud Storage (older forms), CloudFront, and Azure.
+# Parameters of S3 and Cloud Storage (older forms), CloudFront and Azure that are secret only beside a signature.
 _BESIDE_SIGNATURE = {
     "signature": re.compile("expires|policy"),
     "sig": re.compile("s[eiprstv]|s(?:dd|es|ip|pr|rt|cid|aoid|uoid)|sk(?:[estv]|oid|tid)"),
@@ -36,8 +36,8 @@ def without_secrets(text: str) -> str:
     """Remove logins, signatures and secret parameters from a url, or from all urls in a text.
 
     Every url in messages, logs, traces, pictures and `__url__` passes through here. Other parameters stay, since they
-    may distinguish shards, as in `?file=a.tar`. The text survives a new signature, so caches use it as their
-    key, together with ETag and size, in case a removed parameter matters to a server.
+    may distinguish shards, as in `?file=a.tar`. A new signature leaves the text unchanged, so caches
+    use it as a key; they add ETag and size, in case a removed parameter matters.
     """
     return _QUERY.sub(_public_parameters, _LOGIN.sub("", text)) if "://" in text else text
 

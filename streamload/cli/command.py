@@ -96,7 +96,7 @@ def print_array(items: Iterable[Any]) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]], numbers: int) -> None:
-    """Print rows in columns; align the `numbers` columns after the first to the right."""
+    """Print rows in columns; after the first, `numbers` columns are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [

@@ -215,7 +215,7 @@ def _missing_names(folder: str, finder: ShardFinder, storages: Storages) -> list
 
 
 def _parse_columns(text: str) -> list[tuple[str, str]]:
-    """Return the fields and names (or dotted paths) of `json:aesthetic,meta.json:lang`."""
+    """Parse `json:aesthetic,meta.json:lang` to fields and names (or dotted paths)."""
     columns: list[tuple[str, str]] = []
     for entry in text.split(","):
         field, _, name = entry.strip().partition(":")

@@ -37,7 +37,7 @@ _GAP = 4
 _INK = (34, 34, 34)
 _PAPER = (255, 255, 255)
 _COLOURS = ((225, 60, 50), (20, 140, 70), (50, 90, 220), (200, 120, 0), (150, 50, 180), (0, 140, 160))
-_DARK = 32  # an image without a brighter pixel is stretched
+_DARK = 32  # an image whose pixels are all below this is stretched
 
 
 def show_command(
@@ -56,8 +56,8 @@ def show_command(
 ) -> None:
     """Draw samples side by side, each with its images, boxes, class and text, in a picture.
 
-    Boxes lie over the first image: {"boxes": rows of left, top, right and bottom, "labels": ...} or COCO's list with
-    "bbox". Dark images, such as masks, and those of more than 8 bits are stretched to the full range.
+    Boxes of a JSON field lie over the first image: {"boxes": rows of left, top, right and bottom, "labels": ...} or
+    COCO's list with "bbox". Dark images, such as masks, and those of more than 8 bits are stretched to the full range.
 
     Examples:
       streamload show shards/train

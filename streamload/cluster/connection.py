@@ -31,7 +31,7 @@ from streamload.workers.launch import program_arguments
 from streamload.workers.launchers import available_processors
 
 _CONNECT_TIMEOUT_S = 10.0
-# Calls of `FeederActor.next` queued in each actor, so that it need not wait for the trainer.
+# Number of calls of `FeederActor.next` queued in each actor, so that it need not wait for the trainer.
 _CALLS_AHEAD = 2
 _INSTALL = 'pip install "streamload[ray]"'
 _NONE_RUNS = (
@@ -126,7 +126,7 @@ class RayChannel:
         if feeder.failed is not None:
             return feeder.failed._replace(start=self._start.identity), []
         last = self._feeders[(self._turn - 1) % len(self._feeders)]
-        return self._ready(last.batches, last=True)  # has a repeated batch if the last ones were empty
+        return self._ready(last.batches, last=True)  # `batches` holds a repeat if the last batches were empty
 
     def _ready(self, batches: Iterable[tuple[ReadyBatch, Bytes]], *, last: bool) -> Message:
         """Return a message with batches, each copied to a slot, since Ray's objects are read-only."""
@@ -239,13 +239,13 @@ class RayChannel:
 
 @dataclass(slots=True, eq=False)
 class _Feeder:
-    """Feeder `number` of k, which makes the batches `number + n * k` of a pass.
+    """Feeder `number` of k, which makes every k-th batch of a pass, from batch `number` on.
 
     Attributes:
         coming: Ray's references to the results of queued calls for batches.
         batches: batches that have arrived, with their memory.
         failed: the failure after which no more batches come.
-        ended: all its batches of the pass have arrived.
+        ended: no more batches of the pass come from it.
         totals: the feeder's statistics so far.
         died: the feeder was replaced, and its successor has not returned a batch yet.
     """

@@ -251,7 +251,7 @@ class TaskRunner:
                 return self._finish(batch, layout, pickled, columns, rows.count)
         try:
             layout = replace(describe_rows(rows.row(0, alike=True)), capacity=batch.rows)
-            memory = np.empty(layout.size_bytes, np.uint8)  # not the slot, which may hold the values in another layout
+            memory = np.empty(layout.size_bytes, np.uint8)  # not the slot: values may lie there in another layout
             columns = write_rows(layout, rows, memory)
         except _RAGGED:
             first, *others = rows.as_list()

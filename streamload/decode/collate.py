@@ -320,7 +320,7 @@ def by_first_row(blocks: Sequence[NDArray[Any]]) -> dict[int, NDArray[Any]]:
 
 
 def copied_together(arrays: Sequence[NDArray[Any]], out: NDArray[Any]) -> bool:
-    """Copy arrays to the entries of `out`; False if `out` is not contiguous, or dtypes or shapes differ."""
+    """Copy arrays to the entries of `out`; False if `out` is 1-D or not contiguous, or does not fit."""
     if out.ndim == 1 or not out.flags.c_contiguous:
         return False
     length, *rest = out.shape[1:]

@@ -36,8 +36,8 @@ class SystemExitError(Exception):
 class Attempt:
     """Catch an exception in a `with` block and keep it in `error`.
 
-    Other BaseExceptions, such as exits and interrupts, propagate, except a Rust library's panic and a coroutine's
-    cancellation.
+    A Rust library's panic and a coroutine's cancellation are caught; other BaseExceptions, such as exits and
+    interrupts, propagate.
 
     Args:
         exits: catch `sys.exit()` too, as a `SystemExitError`.

@@ -150,7 +150,7 @@ class FieldReader:
 
     Args:
         job: the user's functions and options.
-        single: user code sees each value, so columns must hold the decoders' own results.
+        single: user code sees each value, so columns hold the decoders' results, never one array of them.
     """
 
     def __init__(self, job: Job, *, single: bool) -> None:
@@ -295,7 +295,7 @@ class FieldReader:
     def _row_reader(
         self, work: Work, column: Column, failed: Callable[[int, Exception], RowFailure], gathered: _Gathered | None
     ) -> Callable[[list[Any], range], None]:
-        """Return a function that sets the values of a range of rows, to be called for all rows in order."""
+        """Return a function that sets the values of a range of rows; call it for consecutive ranges, from row 0."""
         decode, of_bytes = self.decoding(column.alternatives[0])
         progress, small = work.progress, None if gathered is None else _fields(column, gathered, of_bytes)
 

@@ -62,7 +62,7 @@ _REGISTERING = threading.RLock()
 def pickle_job(job: Any) -> bytes:
     """Pickle a job, or some of its functions, for `load_job`. Raises what pickling a function raises."""
     with _REGISTERING:
-        registered = cloudpickle.list_registry_pickle_by_value()  # by the user: modules pickled by value as a whole
+        registered = cloudpickle.list_registry_pickle_by_value()  # modules that the user pickles by value as a whole
         loaded = users_modules()
         own = {name for name in loaded if not any(f"{name}.".startswith(f"{each}.") for each in registered)}
         for name in own:
@@ -96,7 +96,7 @@ def load_job(data: bytes) -> Job:
 
 
 def users_modules() -> dict[str, ModuleType]:
-    """Return the user's own loaded modules by name, except streamload's, installed ones, Python's and `__main__`."""
+    """Return the user's loaded modules by name: all but streamload's, installed ones, Python's and `__main__`."""
     names = sys.modules.keys() - _OTHERS
     loaded = [(name, sys.modules.get(name)) for name in names]
     users = {name: module for name, module in loaded if _is_users(module, name)}
@@ -237,7 +237,7 @@ def _is_importable(value: FunctionType | type) -> bool:
 
 @functools.lru_cache(4096)
 def _names_in(code: CodeType) -> frozenset[str]:
-    """Return the names of globals, attributes and imported modules in code, and its strings, for `getattr`."""
+    """Return names of globals, attributes and imported modules in code, and its strings, which `getattr` may take."""
     names = {*code.co_names, *(each for each in code.co_consts if isinstance(each, str))}
     inner = (_names_in(each) for each in code.co_consts if isinstance(each, CodeType))
     return frozenset(names.union(*inner))

@@ -108,12 +108,12 @@ class RowMaker:
         Args:
             table: the rows, and the places of their fields.
             shards: reads the bytes.
-            random: called once, in order, for each row whose transform needs it.
+            random: makes the generator and the seeds of each row.
             keys: the rows' keys, if samples hold them.
             untried: rows to fail without trying, with the reason.
             progress: set to the number of the current row, and to -1 at the end.
-            blocks: by a value's position in the row, each batch's memory, with an entry per row. Values are copied
-                there, or written there by functions that take `out`.
+            blocks: by a value's position in the row, an array for each batch, with an entry per row. Values are
+                copied there, or written by functions that take `out`.
         """
         work = Work(table, shards, random, keys, [-1] if progress is None else progress)
         for row, reason in (untried or {}).items():
@@ -280,7 +280,7 @@ class RowMaker:
         return [urls[shard] for shard in work.row_shards]
 
     def _failed(self, work: Work, column: Column | None, in_transform: bool, row: int, error: Exception) -> RowFailure:
-        """Return a row's failure, in a column or the whole sample. In the caller's process, raise SystemExit again."""
+        """Return a row's failure in a column or the whole sample. The caller's process raises a SystemExit again."""
         of_field = "" if column is None else f" of field {column.name!r}"
         if error.args == ("coroutine raised StopIteration",) and isinstance(error.__cause__, StopIteration):
             error = error.__cause__  # the user's function raised it, and the coroutine `make` converted it
@@ -354,7 +354,7 @@ class UserFunction:
         uses_global_generators: the function may draw from `random`, `numpy.random` or torch. False for functions with
             `rng`, some built-in functions, and functions whose attribute of this name is false.
         starts_from_encoded: the first operation can decode by itself.
-        rest: the operations after the first one, if that decodes and is not the only one.
+        rest: the operations after the first one, if the first decodes and is not the only one.
     """
 
     def __init__(self, function: Any) -> None:
@@ -495,7 +495,7 @@ def _torch_generator() -> Any:
 class EventLoop:
     """Run coroutines of user functions, always in the same event loop, so that they can keep connections open in it.
 
-    A fork gets a loop of its own. While the caller's loop runs, as in a notebook, a thread runs this one.
+    A fork gets a loop of its own. While the caller's loop runs, as in a notebook, a thread runs this loop.
     """
 
     def __init__(self) -> None:

@@ -27,8 +27,8 @@ OwnTransforms = tuple[tuple[int, Transform | None], ...]
 
 OnError = Literal["raise", "skip", "replace"]
 
-# Longer tables are packed for sending: a message larger than the socket's buffer blocks the sender until an idle worker
-# reads it.
+# Tables of at least this many rows are packed for sending: a message larger than the socket's buffer blocks the sender
+# until an idle worker reads it.
 _PACKED_ROWS = 256
 
 # NumPy sorts 16-bit integers by radix, in a fraction of the time.

@@ -122,7 +122,6 @@ class Ready(NamedTuple):
 
     Attributes:
         start: `EpochStart.identity` of the batches' epoch; the trainer may have left that epoch.
-        batches: the batches, in order.
         opened: slots that are new to the trainer, or have grown; their descriptors come with the message.
         retired: slots to drop.
         last: all batches of the epoch have been sent.
@@ -146,7 +145,7 @@ class Ready(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The feeder has failed, and does nothing more.
+    """The feeder has failed, and makes no more batches of the epoch.
 
     Attributes:
         failure: the error.
@@ -158,7 +157,7 @@ class Failed(NamedTuple):
 
 
 WAIT_REASON = "wait_reason"
-"""The name of a function, of configured feeders only, that describes why the next batch has not come."""
+"""The name of a function of configured feeders only; it tells why the next batch has not come."""
 
 
 class Calls:
@@ -192,7 +191,7 @@ class Calls:
         return await asyncio.to_thread(called, *arguments)
 
     def call_here(self, function: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a function without an event loop, in the calling thread. No connection stays open."""
+        """Call a function and wait for it; a coroutine function runs in another thread. No connection stays open."""
         called = self.functions[function]
         if not inspect.iscoroutinefunction(called):
             return called(*arguments)

@@ -40,11 +40,11 @@ def locate(
     verify: bool,
     fetcher: Fetcher | None = None,
 ) -> PlannedRows:
-    """Return the places of the fields of planned rows.
+    """Locate the fields of planned rows.
 
     Args:
         block: the rows.
-        tables: the tables of the block's shards, or of more shards.
+        tables: the tables of at least the block's shards.
         fields: the fields to read, with or without `SAMPLE_NAMES`; None for all fields of the samples, in alphabetical
             order, and the keys.
         verify: look up the checksums too.

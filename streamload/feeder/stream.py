@@ -50,7 +50,7 @@ _SCANNED_TOGETHER, _SCANNED_TOGETHER_BYTES = 16, 4 << 20
 _ARRIVING_BYTES = 4 * PART_BYTES
 # The number of parts that a scan is assumed to need if its shard is compressed or of unknown size.
 _GUESSED_PARTS = 4
-# Local shards scanned ahead of the plan.
+# Number of local shards scanned ahead of the plan.
 _LOCAL_SCANS_AHEAD = 4
 # Maximum rows of a task, and of a block of the plan.
 _MAX_RUN_ROWS = 16_384
@@ -60,7 +60,7 @@ _MOST_LOOKAHEAD_ROWS = 1 << 17
 _RUN_S, _RUN_BYTES = 0.030, 20 << 20
 # Maximum batches of all tasks in flight, if tasks have several batches.
 _BATCHES_IN_FLIGHT = 512
-# Acknowledgements by the trainer for each full window of outstanding batches.
+# Number of acknowledgements by the trainer for each full window of outstanding batches.
 _MESSAGES_PER_WINDOW = 5
 # Maximum batches per acknowledgement: half of the slots kept for a trainer that has not released them yet.
 _MOST_UNACKNOWLEDGED = 64
@@ -70,7 +70,7 @@ SendReady = Callable[[list[ReadyBatch], bool], None]
 
 
 class Engine(NamedTuple):
-    """The components of a feeder; `fetcher` is None if workers can open all shards."""
+    """The components of a feeder; `fetcher` is None if nothing must be fetched."""
 
     settings: PipelineSettings
     tables: Dataset
@@ -84,9 +84,9 @@ class Engine(NamedTuple):
 class BatchStream:
     """Make the epoch that the trainer has requested, and begin the next one before it is requested.
 
-    The first batches of the next epoch are made while the trainer uses the last batches of the current one, and
-    announced when that epoch is requested. A failure while working ahead is dropped; it recurs once that epoch is
-    requested. If the trainer leaves its epoch or requests another, all batches that were not announced are dropped.
+    The first batches of the next epoch are made while the trainer uses the last ones of the current epoch, and
+    announced when the next epoch is requested. A failure while working ahead is dropped, and recurs then. If the
+    trainer leaves its epoch or requests another, all unannounced batches are dropped.
 
     Args:
         engine: the components of the feeder.
@@ -326,7 +326,7 @@ class TaskSize:
         if self._row_s:
             by_time = int(min(_RUN_S / (self._row_s * batch_rows), _BATCHES_IN_FLIGHT // tasks))
             run = max(1, min(by_time, _RUN_BYTES // self._slot_bytes, self._most_run_rows // batch_rows))
-        # At most half: a task waits until all its batches fit, and the trainer acknowledges late.
+        # A task gets at most half: it waits until all its batches fit, and the trainer acknowledges late.
         return min(run, max(1, most // 2)), min(max(settings.prefetch_batches, run * tasks), most)
 
 
@@ -538,7 +538,7 @@ class Lookahead:
         return passed
 
     def _needed(self, shard: int) -> Iterator[tuple[int, int]]:
-        """Yield byte ranges `[start, end)` of a shard that contain its rows yet to be planned."""
+        """Yield the byte ranges `[start, end)` of a shard's rows yet to be planned."""
         tables, fetcher = self._tables, self._fetcher
         samples = tables.stretches(shard, self._plan.unpassed(tables.listing.owner(shard)))
         table = tables.at_hand(shard)
@@ -699,7 +699,7 @@ class Scans:
         return task
 
     def _next_piece(self) -> ScanTask | None:
-        """Return a task for the first shard with enough bytes, whose parts are held until the task is done."""
+        """Return a task for the first shard with enough bytes, and hold their parts until it is done."""
         for number, (shard, arriving) in enumerate(itertools.islice(self._arriving.items(), SCANNED_PARTS)):
             if self._fetcher is None or arriving.in_flight or arriving.parts is None:
                 continue
@@ -761,7 +761,7 @@ class _Arriving:
     """A shard that is scanned while it arrives.
 
     Attributes:
-        turn: the order in which shards were requested; negative for a shard that was put first.
+        turn: the shard's place in the order of requests; negative if it was put first.
         in_flight: a scan of the shard is in flight.
         parts: the parts that are requested for its scans; None until `feed` reaches the shard.
     """

@@ -19,7 +19,7 @@ from streamload.limits import (
 
 
 def available_bytes(root: str = "/") -> int:
-    """Return the free memory of this machine, or of this process's cgroup (its container or job).
+    """Return the free memory of this machine or of this process's cgroup (its container or job), if that has less.
 
     `root` is the folder of `proc` and `sys`.
     """
@@ -33,7 +33,7 @@ def available_bytes(root: str = "/") -> int:
 
 
 def default_budget(local_ranks: int) -> int:
-    """Return a quarter of the currently free memory, divided among the ranks of this machine."""
+    """Return a quarter of the free memory, divided among this machine's ranks; at least `LEAST_BUDGET_BYTES`."""
     return max(LEAST_BUDGET_BYTES, available_bytes() // (FREE_MEMORY_SHARE * local_ranks))
 
 
@@ -60,7 +60,7 @@ def requests_bytes(budget_bytes: int) -> int:
 
 
 def shown_bytes(size_bytes: float, rounded: Callable[[float], int] = round) -> str:
-    """Format a size with at least two digits: `999 kB`, `1.3 MB`, `24 MB`."""
+    """Format a size in kB or MB: `999 kB`, `1.3 MB`, `24 MB`."""
     if 0 < size_bytes < 1e6:
         return f"{rounded(size_bytes / 1e3)} kB"
     parts = 10 if size_bytes < 10e6 else 1

@@ -37,7 +37,7 @@ from streamload.memory.unnamed import write_fully
 from streamload.storage.local_files import make_private_folder
 from streamload.text import counted
 
-# In a file's name: the bytes of the two digests, and the maximum letters of the shard's own name.
+# In a file's name: the number of bytes of each digest, and the maximum number of letters of the shard's own name.
 _KEY_BYTES, _DIGEST_BYTES, _TAIL_LETTERS = 8, 16, 48
 # Matches the files of a cache, temporary ones included; all other files in its folder are the user's.
 _FILE_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-.*")
@@ -191,8 +191,8 @@ class DiskCache:
     def open(self, identity: ShardIdentity) -> CacheFile | None:
         """Open a shard's file, to read or fill it; the caller closes it.
 
-        Return None if another process is filling it or has just done so, if the cache is full of shards that must stay,
-        or if the cache is off.
+        Return None if another process is filling it or has just done so, if it does not fit beside the shards that
+        must stay, or if the cache is off or stays locked.
         """
         path = os.path.join(self._folder, identity.file_name)
         try:

@@ -41,7 +41,7 @@ _PIECE_BYTES = 2 << 20
 _PIECES_AHEAD = 3
 # Approximate memory that a decompression needs besides its part.
 _BESIDE_BYTES = (_PIECES_AHEAD + 2) * _PIECE_BYTES
-# Files of the disk cache that are verified at the same time.
+# Maximum number of files of the disk cache that are verified at the same time.
 _VERIFIED_AT_ONCE = 2
 # The first size of a shard's memory, if its final size is unknown.
 _FIRST_BYTES = 64 << 20
@@ -584,7 +584,7 @@ class SparseMemory:
     """Memory that is allocated only where written; other processes read it through a copied descriptor.
 
     Args:
-        size_bytes: the final size; None if unknown, so that it grows with the writes.
+        size_bytes: the final size; None if unknown: the memory then grows with the writes.
 
     Attributes:
         descriptor: owned by this object; -1 once closed.

@@ -40,7 +40,7 @@ LAST = (1 << 62) - 1
 """The turn of a part that is needed after all others."""
 _NEVER = 1 << 62
 
-# Outdated entries allowed in a small heap; a large one may have as many outdated as current entries.
+# A heap may hold this many more outdated entries than current ones.
 _MOST_OUTDATED = 64
 
 

@@ -40,7 +40,7 @@ class JpegHeader(NamedTuple):
     Attributes:
         colour_space: simplejpeg's name: "RGB", "YCbCr", "Gray", "CMYK" or "YCCK".
         progressive: the picture can have many scans.
-        block_rows: rows decoded at a time; 0 if decoding cannot stop early.
+        block_rows: the number of rows decoded at a time; 0 if decoding cannot stop early.
         height_at: offset of the height in the file, two bytes.
     """
 
