@@ -69,7 +69,7 @@ def without_compression(name: str) -> str:
 
 
 class _GzipMember:
-    """A gzip member with the interface of the other decompressors; zlib verifies crc32 and length."""
+    """Decompress a gzip member, with the interface of the other decompressors; zlib verifies crc32 and length."""
 
     def __init__(self) -> None:
         self._object = zlib.decompressobj(_GZIP_WITH_HEADER)

@@ -1,6 +1,6 @@
 """Write the header blocks of a tar member: ustar, with a pax record only if ustar cannot hold a value.
 
-A header depends on name and size alone (no time, owner zero, mode 0644). This is twenty times as fast as
+A header depends on name and size alone (no time, owner zero, mode 0644). Writing is twenty times as fast as by
 `tarfile.TarInfo.tobuf`.
 """
 

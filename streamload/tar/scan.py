@@ -24,7 +24,7 @@ from streamload.tar.header_chain import BLOCK_BYTES, HeaderChain, padded
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-MISSING = -1  # the member of a field that a sample does not have
+MISSING = -1  # in place of the number of a member that a sample lacks
 UNKNOWN_BYTES = -1  # the `shard_bytes` of a table while the size of its shard is unknown
 LABEL_FIELD = "cls"  # the field whose decimal integer is the sample's label
 MOST_KEY_BYTES = 256 << 20  # limit for all keys of a shard together, which are held in memory

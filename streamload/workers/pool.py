@@ -31,7 +31,7 @@ class WorkerActivity(NamedTuple):
 
 
 class PoolEvents(NamedTuple):
-    """Callbacks of a pool, in one thread. `abandon_unwanted` calls only the first two.
+    """Callbacks of a pool, called in one thread. `abandon_unwanted` calls only the first two.
 
     Attributes:
         is_wanted: returns True if an unfinished task must still be done.
