@@ -106,7 +106,7 @@ class StreamLoader(OpenDataset):
             Keep it to resume at another world size.
         weights: (selection) how often to draw samples, with replacement: "balanced", a mapping from labels to the
             weight of a sample, or one number for each sample. Needs `shuffle`.
-        sampler: (selection) an iterable of sample numbers, such as a torch Sampler, in the order of all ranks together.
+        sampler: (selection) an iterable of sample numbers for all ranks, in order, such as a torch Sampler.
         epoch_size: (selection) samples per epoch, over all ranks; epochs are cut from endless passes.
         worker_init_fn: (workers) called with the worker's number when a worker starts.
         prefetch_batches: (workers) the number of batches to make ahead.

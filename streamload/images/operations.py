@@ -61,8 +61,8 @@ _FINEST_TAP = 256  # OpenCV rounds taps to 8 bits; they must still add up to 1
 
 # Besides uint8, only these dtypes are resampled: by Pillow as float32, which holds each of their values exactly.
 _RESAMPLED_DTYPES = (np.uint16, np.float32)
-# Minimum ratio of a box to the result, after the JPEG's inverse transform has shrunk the box (without the requested
-# filter). With 2.5, photographs and textures differ by up to 1.03 of 255 on average; with 2, by up to 1.8; with
+# Minimum ratio of a box to the result, after the JPEG's inverse transform, which ignores the requested filter, has
+# shrunk the box. With 2.5, photographs and textures differ by up to 1.03 of 255 on average; with 2, by up to 1.8; with
 # 1, by up to 6.
 _LEAST_SHRINKING = 2.5
 
