@@ -323,7 +323,7 @@ Program = tuple[Sequence[str], Sequence[str], str]
 
 
 def connect(address: str = "auto", *, runtime_env: Mapping[str, Any] | None = None) -> RayCluster:
-    """Connect this process to a Ray cluster, or use the program's connection.
+    """Connect this process to a Ray cluster, or use the program's existing connection.
 
     Args:
         address: "auto" for the cluster that this machine belongs to, `HOST:PORT` of its head, or `ray://HOST:PORT`.

@@ -293,7 +293,7 @@ def _with_capacity(layout: Layout, capacity: int) -> tuple[Layout, bytes]:
 def _differences(
     first: Any, other: Any, place: str = "", levels: int = _LEVELS
 ) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield the places where two samples differ, such as "['boxes'][0]", with an outline of both values."""
+    """Yield the places where two samples differ, such as "['boxes'][0]", with outlines of both values."""
     items, others = _items(first), _items(other)
     if items is not None and others is not None:
         for key in {**items, **others} if levels else ():

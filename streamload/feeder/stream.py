@@ -44,7 +44,7 @@ from streamload.tar.scan import ShardTable
 from streamload.totals import Totals
 from streamload.workers.pool import Pool
 
-# Maximum number and bytes of local shards that one task scans: a few milliseconds, so that all workers get scans.
+# Maximum number and bytes of local shards that one task scans in a few milliseconds, so that all workers get scans.
 _SCANNED_TOGETHER, _SCANNED_TOGETHER_BYTES = 16, 4 << 20
 # Minimum bytes of an arriving shard that a task scans before the shard's turn, since each task has a cost.
 _ARRIVING_BYTES = 4 * PART_BYTES

@@ -149,7 +149,7 @@ class PartWindow:
             self._update(key)
 
     def unplan(self, keys: Iterable[int], index: int = 0) -> None:
-        """Undo one `plan` of parts: the first (0) once its batch holds them, the last (-1) if a batch is cancelled."""
+        """Undo the first `plan` of parts (0) once its batch holds them, or the last (-1) if a batch is cancelled."""
         for key in keys:
             turns = self._planned[key]
             del turns[index]

@@ -5,8 +5,8 @@ Conversion to RGB:
 
 * grey, palette and two-level images: each pixel's colour; CMYK and YCCK: Pillow's conversion;
 * alpha (RGBA, LA, palettes with transparency) is dropped without blending;
-* more than 8 bits per channel are refused, since depth maps and labels would lose information (except that Pillow
-  scales AVIF to 8 bits); so are floating-point and 32-bit pixels, whose range is unknown;
+* more than 8 bits per channel are refused, since depth maps and labels would lose information (Pillow scales AVIF
+  to 8 bits, however); floating-point and 32-bit pixels are refused, since their range is unknown;
 * animations and multi-page files: the first picture.
 
 EXIF orientation is not applied, as in torchvision's default loader. A truncated file raises an error; it never becomes
@@ -176,7 +176,7 @@ def read_with_pillow(data: memoryview, read: Callable[[ImageFile], R], pixel_lim
         ValueError: unknown format, too large, damaged or truncated.
     """
     with _open(data) as image:
-        progressive = bool(image.info.get("progressive"))  # of a JPEG whose header simplejpeg cannot read
+        progressive = bool(image.info.get("progressive"))  # for a JPEG whose header simplejpeg cannot read
         _check_size(data, image.height, image.width, progressive=progressive, pixel_limit=pixel_limit)
         try:
             with _damage_is_error(image.format):
