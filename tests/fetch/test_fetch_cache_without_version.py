@@ -44,7 +44,7 @@ def test_a_rewritten_shard_of_an_undated_server_is_read_anew(tmp_path: Path, cap
             assert labels == [*range(first, first + 5), *range(first + 10, first + 15)]
             assert not [path for path in cache.rglob("*.tar*") if path.is_file()]
             assert caplog.text.count("does not keep http://") == len(caplog.records) == 1
-            assert "copy the shards to a local folder" in caplog.text
+            assert "Copy such shards to a local folder" in caplog.text
 
 
 def test_a_file_of_an_undated_filesystem_has_no_version() -> None:

@@ -181,8 +181,8 @@ def test_ctrl_c_before_a_command_has_begun_is_quiet(imported: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
-        (("stats", "--field", "txt"), "--field: `stats --pixels`"),
-        (("bench", "--plot=run.png"), "--plot: `loader.trace`"),
+        (("stats", "--field", "txt"), "--field: use `stats --pixels`"),
+        (("bench", "--plot=run.png"), "--plot: use `loader.trace`"),
         (("index", "--record-size", 20), "--record-size: leave it out"),
     ],
 )
