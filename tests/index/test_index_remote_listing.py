@@ -259,7 +259,7 @@ def test_a_filesystem_of_the_users_is_given_no_url_of_another_protocol(url: str)
         list_shards(url, storages=Storages(filesystem=memory))
     with pytest.raises(ValueError, match="filesystem=MemoryFileSystem"):
         list_shards("a.tar", url.rpartition("/")[0], storages=Storages(filesystem=memory))
-    with pytest.raises(ValueError, match=r"filesystem=DirFileSystem, .* dir://; give the path"):
+    with pytest.raises(ValueError, match=r"filesystem=DirFileSystem, .* dir://; give such a path"):
         list_shards(url, storages=Storages(filesystem=DirFileSystem("/", fs=fsspec.filesystem("file"))))
     with pytest.raises(ValueError, match="filesystem=MemoryFileSystem"):
         ShardWriter("file:///d/train", filesystem=memory)
