@@ -181,6 +181,16 @@ def test_a_loader_that_is_never_iterated_leaves_no_process(preloaded: Preloaded,
     assert (ended.status, ended.output) == (0, "")
 
 
+def test_ctrl_c_is_left_to_the_trainer(source: str) -> None:
+    with loader_of(source) as loader:
+        batches = iter(loader)
+        next(batches)
+        for process in children():
+            process.send_signal(signal.SIGINT)
+        assert len(list(batches)) == TOTAL // 10 - 1
+        assert loader.statistics().restarted_workers == 0
+
+
 def test_ctrl_c_ends_everything_with_one_traceback(preloaded: Preloaded, source: str) -> None:
     script, pids = start_script(preloaded, source)
     os.killpg(script.pid, signal.SIGINT)  # a terminal sends it to the whole group

@@ -119,6 +119,15 @@ def test_files_in_use_are_not_evicted(folder: str) -> None:
 # -- several processes -----------------------------------------------------------------------------------------------
 
 
+def test_what_a_killed_process_left_is_removed_by_the_next(cache: DiskCache, folder: str) -> None:
+    filling = opened(cache, identity_of(0))
+    left = os.path.join(folder, FILE_NAMES_AT, "partial", f"{identity_of(1).file_name}.0.part")
+    Path(left).touch()
+    cache_of(folder)
+    assert (os.path.exists(left), os.path.exists(filling.temporary or "")) == (False, True)
+    filling.close()
+
+
 def test_a_shard_is_filled_by_one(folder: str) -> None:
     caches = cache_of(folder), cache_of(folder)
     file = opened(caches[0], identity_of(1))
