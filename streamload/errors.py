@@ -36,8 +36,8 @@ def without_secrets(text: str) -> str:
     """Remove logins, signatures and secret parameters from a url, or from all urls in a text.
 
     Every url in messages, logs, traces, pictures and `__url__` passes through here. Other parameters stay, since they
-    may distinguish shards, as in `?file=a.tar`. A new signature leaves the text unchanged, so caches
-    use it as a key; they add ETag and size, in case a removed parameter matters.
+    may distinguish shards, as in `?file=a.tar`. A url that is signed anew gives the same text, so
+    caches use that as a key, with ETag and size in case a removed parameter matters.
     """
     return _QUERY.sub(_public_parameters, _LOGIN.sub("", text)) if "://" in text else text
 

@@ -111,7 +111,7 @@ def _work(totals: Totals, machine: Machine, total_s: float, waits: str) -> Limit
     asleep = 1 - totals["workers_processor_s"] / busy_s - delayed
     advice = "make it cheaper, or do it once with `streamload map`"
     if asleep > 0.5:
-        advice = f"busy workers are off the processors {asleep:.0%} of the time (disk, server, sleep): more help"
+        advice = f"busy workers are off the processors {asleep:.0%} of the time (disk, server, sleep): add workers"
     elif machine.workers < machine.processors:
         advice = f"num_workers={machine.processors} would use all processors"
     busy = min(1.0, busy_s / max(1e-9, totals["worker_s"]))

@@ -43,7 +43,7 @@ def shardify(
     shuffle: bool = typer.Option(True, help="Shuffle; otherwise keep the order of classes and paths, or of rows."),
     seed: int = typer.Option(0, help="Seed of the shuffle and of --split.", min=0, max=2**64 - 1),
     split: str | None = typer.Option(None, help="Split each class at random into folders: train=0.9,val=0.1."),
-    resize: int | None = typer.Option(None, help="Shrink to this shorter side, in pixels, as upright JPEG.", min=1),
+    resize: int | None = typer.Option(None, help="Shorter side, in pixels, after shrinking to an upright JPEG.", min=1),
     quality: int | None = typer.Option(None, help="JPEG quality of --resize. Default: 90.", min=1, max=100),
     workers: int | None = typer.Option(None, help="Processes, without effect on shards. Default: one per core.", min=1),
     ray: command.Ray = None,

@@ -190,7 +190,7 @@ class Feeder:
             with self._failing():
                 self._stream.pump()
             if self.scans.feed():
-                self._fetch_soon()  # the epoch may be waiting for this shard, and no other event may follow
+                self._fetch_soon()  # the epoch may await a failed shard, and no other event may follow
             while self.pool.has_room() and self.scans.submit_next(self.pool):
                 pass
             self._meter.record_state()
@@ -262,7 +262,7 @@ class FeederMeter:
 
     While the trainer waits (`BatchStream.awaited`), time is added to "awaited_s/REASON". The reason is "work" unless at
     least half of the workers are idle; then it is "network", "scan" (of shards without an index) or "memory" (no room
-    in memory_budget). If the batches after the awaited one are ready, the reason is "work" too.
+    in memory_budget). If no further batch may be started, the reason is "work" too.
     """
 
     def __init__(self, engine: Engine, stream: BatchStream, *, in_own_process: bool) -> None:

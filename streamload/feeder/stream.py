@@ -44,7 +44,7 @@ from streamload.tar.scan import ShardTable
 from streamload.totals import Totals
 from streamload.workers.pool import Pool
 
-# Maximum number and bytes of local shards that one task scans in a few milliseconds, so that all workers get scans.
+# Maximum number and bytes of local shards in one scan task: few, so that all workers get scans.
 _SCANNED_TOGETHER, _SCANNED_TOGETHER_BYTES = 16, 4 << 20
 # Minimum bytes of an arriving shard that a task scans before the shard's turn, since each task has a cost.
 _ARRIVING_BYTES = 4 * PART_BYTES
@@ -62,7 +62,7 @@ _RUN_S, _RUN_BYTES = 0.030, 20 << 20
 _BATCHES_IN_FLIGHT = 512
 # Number of acknowledgements by the trainer for each full window of outstanding batches.
 _MESSAGES_PER_WINDOW = 5
-# Maximum batches per acknowledgement: half of the slots kept for a trainer that has not released them yet.
+# Maximum batches per acknowledgement: half of `MOST_KEPT_SLOTS`, the slots that the trainer may hold.
 _MOST_UNACKNOWLEDGED = 64
 _ENDLESS = 1 << 62
 _NO_SLOT = -1
@@ -105,7 +105,7 @@ class BatchStream:
         self._works_ahead = works_ahead
         self._task_size = TaskSize(engine)
         self.requested: EpochStart | None = None
-        self._in_progress = False  # not all of the requested epoch has been announced
+        self._in_progress = False  # True until all of the requested epoch is announced
         self._ahead: Lookahead | None = None  # plans the requested epoch, then the next one
         self._batches: deque[Batch] = deque()  # in order, from their task until they are announced
         self.untaken = 0
@@ -326,7 +326,7 @@ class TaskSize:
         if self._row_s:
             by_time = int(min(_RUN_S / (self._row_s * batch_rows), _BATCHES_IN_FLIGHT // tasks))
             run = max(1, min(by_time, _RUN_BYTES // self._slot_bytes, self._most_run_rows // batch_rows))
-        # A task gets at most half: it waits until all its batches fit, and the trainer acknowledges late.
+        # At most half of `most`, since a task waits until all its batches fit, and acknowledgements are late.
         return min(run, max(1, most // 2)), min(max(settings.prefetch_batches, run * tasks), most)
 
 

@@ -97,13 +97,13 @@ class Fetcher:
         self._requests_now = min(FIRST_REQUESTS, most_requests)
         self._most_open = max(1, descriptor_limit() // FETCHED_SHARDS_SHARE)
         self._shards: dict[int, FetchedShard] = {}
-        # Open shards, with True if finished. A finished shard is closed with its last part, which a new epoch may use.
+        # Open shards, with True if finished. A finished shard stays open while it has parts, which a new epoch may use.
         self._open: dict[int, bool] = {}
         self._closed: set[int] = set()
         self._tasks: dict[asyncio.Task[int], FetchedShard] = {}
         self._decompressions: dict[int, _Decompression] = {}
         self._largest_bytes = 0
-        # One thread each: several would not clear pages faster, and writes to a file must keep their order.
+        # One thread allocates: several would clear pages no faster. One thread writes: writes must keep their order.
         self._allocator = ThreadPoolExecutor(1, "streamload-allocate")
         self._writer = ThreadPoolExecutor(1, "streamload-cache")
         self._opener = ThreadPoolExecutor(_VERIFIED_AT_ONCE, "streamload-verify")
@@ -468,7 +468,7 @@ class Fetcher:
             while offset + len(piece) > job.room_bytes:
                 if not self._grow(job):
                     job.growing = asyncio.get_running_loop().create_future()
-                    self._wake()  # for an error if nothing can make room
+                    self._wake()  # fails the epoch if nothing can make room
                     await job.growing
             memory.write(offset, piece)
 

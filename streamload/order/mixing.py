@@ -57,7 +57,7 @@ class BlockShares:
         return counts
 
     def turns(self, draws: CounterDraws, start: int, end: int) -> tuple[IntArray, IntArray]:
-        """Return the dataset at each position of `start:end`, and the number of that dataset's output; int64 each."""
+        """Return the dataset at each position of `start:end`, and its output's number in that dataset; int64 each."""
         first, last = start // self._block, (end - 1) // self._block
         before = self.before(np.arange(first, last + 2))
         datasets, numbers = [], []

@@ -184,7 +184,7 @@ def map_shards(
 ) -> None:
     """Call a function for each sample of a dataset, and write the results as a dataset in the same order.
 
-    Each shard becomes a shard of the same name (all are numbered if two share a name). With `max_bytes` or
+    Each shard keeps its name, less `.gz` (all are numbered if names repeat or lack `.tar`). With `max_bytes` or
     `max_count`, consecutive shards are merged as far as they fit, and larger ones are split. Determinism and
     resuming are as for `pack`.
 

@@ -60,8 +60,8 @@ _FAILED: tuple[_Answer, ...] = ("RequestTimeout", "InternalError", 408, 500, 502
 _row(ExpiredCredentialsError, "the credentials have expired ({shown}); renew them (log in again)", *_EXPIRED_CODES)
 _row(
     StorageError,
-    "access is denied ({shown}); check `key`, `secret` and `token` in storage_options or AWS's variables, that they "
-    "belong to this endpoint, and this machine's clock",
+    "access is denied ({shown}); check this machine's clock, and that `key`, `secret` and `token` (storage_options "
+    "or AWS's variables) belong to this endpoint",
     *_KEY_CODES,
 )
 _row(StorageError, "access is denied ({shown}); give credentials that may read this ({login})", 401, 403)

@@ -322,7 +322,7 @@ class HeaderChain:
         self._headers = np.empty((_HEADERS_AT_ONCE, BLOCK_BYTES), np.uint8)
 
     def read(self, octets: NDArray[np.uint8]) -> None:
-        """Read all members whose headers are in bytes of the archive, uint8[n], from `reached` on.
+        """Read all members with headers in `octets`, the archive's bytes from `reached` on, uint8[n].
 
         Raises:
             ShardFormatError: the archive is damaged, cut, or cannot be read in place; `offset` is that of the first

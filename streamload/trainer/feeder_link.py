@@ -211,7 +211,7 @@ class FeederLink:
             if job != before and job == self.options.pickled_job(self._own_transforms):
                 _log.warning(
                     "the workers are restarted: the loader's functions, or values that they refer to, have changed "
-                    "since the last pass. To avoid this, keep values that they do not use elsewhere"
+                    "since the last pass. To avoid this, let them refer only to values that they use"
                 )
                 self.disconnect()
 
@@ -582,7 +582,7 @@ class Connection:
         if self.death is None and self.closed:
             raise LoaderClosedError("the loader was closed while it waited for a batch or an answer") from error
         if self._child is None or (isinstance(error, OSError) and error.errno == errno.EMFILE):
-            raise error  # the feeder is alive, but this process has too many open files
+            raise error  # there is no process, or this one has too many open files
         if self.death is None:
             is_alive = self._child.wait(_GRACE_S) is None
             ended = "has closed its connection" if is_alive else self._child.end(0.0)

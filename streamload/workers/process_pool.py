@@ -40,7 +40,7 @@ _MOST_DEATHS_IN_A_ROW = 16
 _GRACE_S = 0.3
 # A worker that has closed its socket is exiting; killing it at once would hide the reason.
 _GRACE_OF_THE_LOST_S = 2.0
-# Time to finish an unwanted task before its worker is replaced: a task takes a tenth of a second, a new worker a second
+# Time to finish an unwanted task before its worker is replaced: a task takes about 30 ms, a new worker a second
 # to start, or longer if the user's code imports much.
 _GRACE_OF_THE_UNWANTED_S = 1.0
 

@@ -139,8 +139,8 @@ def _labels(
 ) -> tuple[Sequence[int | None], tuple[str, ...] | None]:
     """Return labels as numbers, and the names of the classes if labels are names.
 
-    Whole numbers, including `1.0`, are kept. All other labels are names, numbered in sorted order; with `classes` or
-    `labels_as_names`, whole numbers are names too.
+    Labels stay numbers if all are whole, as `1.0` is; otherwise all are names, numbered in sorted order. With `classes`
+    or `labels_as_names`, whole numbers are names too.
     """
     classes = options.classes
     if name is None:
