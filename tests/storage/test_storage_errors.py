@@ -112,7 +112,7 @@ async def test_an_object_that_is_only_too_short_is_not_said_to_be_another(kind: 
         ("404 NoSuchBucket", ShardNotFoundError, "no such bucket"),
         ("404 NoSuchKey", ShardNotFoundError, "no such shard"),
         ("403 AccessDenied", StorageError, "access is denied"),
-        ("403 SignatureDoesNotMatch", StorageError, "SignatureDoesNotMatch.*check `key`, `secret`"),
+        ("403 SignatureDoesNotMatch", StorageError, "SignatureDoesNotMatch.*that `key`, `secret`"),
         ("403 InvalidAccessKeyId", StorageError, "InvalidAccessKeyId.*belong to this endpoint"),
         ("400 AuthorizationHeaderMalformed", StorageError, "another region"),
         ("301 PermanentRedirect", StorageError, "another region"),
