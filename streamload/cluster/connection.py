@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import pickle
@@ -17,12 +16,13 @@ from typing import Any
 
 from streamload.decode.failure import Attempt, first_line
 from streamload.errors import ClusterError, WorkerError
-from streamload.feeder.messages import Configure, Failed, Ready, ReadyBatch
+from streamload.feeder.messages import Acknowledge, Configure, Failed, Ready, ReadyBatch
 from streamload.fetch.budget import default_budget
 from streamload.log_records import set_log_levels
 from streamload.memory.channel import Message
 from streamload.memory.mapped import Bytes
-from streamload.memory.unnamed import new_memory, write_fully
+from streamload.memory.slots import SlotPool, round_up
+from streamload.memory.unnamed import write_fully
 from streamload.options import RayFeeders, is_host_and_port
 from streamload.order.share import EpochStart, Share
 from streamload.totals import Totals
@@ -57,8 +57,7 @@ class RayChannel:
         self._feeders = [_Feeder(number) for number in range(feeders.number)]
         self._start: EpochStart | None = None
         self._turn = self._position = 0
-        self._slots = itertools.count()
-        self._announced: tuple[int, ...] = ()  # the slots of the last message
+        self._slots = SlotPool()
         self._totals_of_dead = Totals()
         self._cluster = connect(feeders.address, runtime_env=feeders.runtime_env)
         self._cluster.require(feeders.demands, feeders.number, "feeders")
@@ -72,12 +71,16 @@ class RayChannel:
         """End the feeders. Idempotent."""
         for feeder in self._feeders:
             self._end(feeder)
+        self._slots.close()
 
     # -- the trainer -----------------------------------------------------------------------------------------------
 
     def send_all(self, messages: Sequence[Any]) -> None:
-        """Begin a pass; ignore other messages."""
+        """Begin a pass, or note the slots that the trainer has released; ignore other messages."""
         for message in messages:
+            if isinstance(message, Acknowledge):
+                self._slots.note_taken(message.batches)
+                self._slots.note_released(message.released)
             if isinstance(message, EpochStart):
                 self._start, self._turn, self._position = message, 0, message.position
                 for feeder in self._feeders:
@@ -131,17 +134,22 @@ class RayChannel:
     def _ready(self, batches: Iterable[tuple[ReadyBatch, Bytes]], *, last: bool) -> Message:
         """Return a message with batches, each copied to a slot, since Ray's objects are read-only."""
         assert self._start is not None
-        retired, announced, descriptors = self._announced, [], []
+        ready, opened, descriptors = [], [], []
         for batch, memory in batches:
-            announced.append(batch._replace(slot=next(self._slots)))
-            descriptors.append(new_memory(max(1, len(memory))))
-            write_fully(descriptors[-1], memory.data, 0)
-        self._announced = tuple(batch.slot for batch in announced)
+            slot = self._slots.take()
+            descriptor = self._slots.descriptors[slot]
+            if os.fstat(descriptor).st_size < len(memory):
+                os.ftruncate(descriptor, round_up(len(memory)))
+            write_fully(descriptor, memory.data, 0)
+            if self._slots.announce(slot, len(memory)):
+                opened.append(slot)
+                descriptors.append(os.dup(descriptor))
+            ready.append(batch._replace(slot=slot))
+        retired = tuple(self._slots.take_retired())
         totals = Totals(self._totals_of_dead)
         for feeder in self._feeders:
             totals.add(feeder.totals)
-        ready = Ready(self._start.identity, tuple(announced), self._announced, retired, last, 1, totals)
-        return ready, descriptors
+        return Ready(self._start.identity, tuple(ready), tuple(opened), retired, last, 1, totals), descriptors
 
     def _fetch(self, feeder: _Feeder, timeout_s: float | None) -> None:
         """Wait for the next batches of a feeder; replace it if it has died."""

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import traceback
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,20 +116,22 @@ def uncounted(shards: str, address: str) -> None:
 
 
 def killed(shards: str, address: str, what: str, at: str) -> None:
-    """A process dies in the middle of a pass."""
+    """A process dies in the middle of a pass. Batches are not kept, so their memory is used again."""
     given: dict[str, Any] = {"batch_size": 8, "transform": slow}
     with loader_of(shards, None, **given) as loader:
         expected = list(loader)
     with tempfile.TemporaryDirectory() as folder:
         with loader_of(shards, address, **given, worker_init_fn=partial(note_process, folder)) as loader:
-            found = []
+            found, addresses = [], set()
             for number, batch in enumerate(loader):
-                found.append(batch)
+                found.append(deepcopy(batch))
+                addresses.add(batch[0].data_ptr())
                 if number == int(at):
                     _process(folder, what).kill()
             restarted = loader.statistics().restarted_workers
     assert_same(found, expected)
     assert restarted == 1, restarted
+    assert len(addresses) < len(found) / 2
 
 
 def _process(folder: str, what: str) -> psutil.Process:
