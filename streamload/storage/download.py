@@ -321,11 +321,11 @@ async def _answer(
 
 async def _open(storage: Storage, url: str, start: int, end: int, pin: Pin) -> RangeBody:
     try:
-        return await storage.open_range(url, start, end, etag=pin.etag)
+        return await storage.open_range(url, start, end)
     except ShardChangedError:
         # A refusal does not tell the current size, which `check` needs to explain the change.
         with suppress(TransientStorageError):
-            body = await storage.open_range(url, 0, 1, etag=None)
+            body = await storage.open_range(url, 0, 1)
             await body.aclose()
             pin.check(url, body.total_bytes, body.etag)
         raise

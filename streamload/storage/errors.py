@@ -79,7 +79,6 @@ _row(
 )
 _row(ShardNotFoundError, "no such shard; check its url and the range in its braces", "NoSuchKey", "BlobNotFound", 404)
 _row(ShardNotFoundError, "there is no such bucket ({shown}); check its name and the endpoint", *_NO_BUCKET_CODES)
-_row(ShardChangedError, "the shard was changed while it was in use", 412)
 _row(ShardChangedError, "the object ends before the bytes that were requested, so it was changed", 416)
 _row(
     partial(TransientStorageError, throttled=True),
@@ -169,7 +168,6 @@ _CONNECT: _Rows = (
 _OBSTORE: _Rows = (
     (r"BareRedirect|redirect without LOCATION", 301),
     (r"^(?:NotFoundError|FileNotFoundError):", 404),
-    (r"^PreconditionError:", 412),
     (r"^PermissionDeniedError:", 403),
     (r"^UnauthenticatedError:", 401),
     (r"non-partial response|RangeNotSupported", "whole"),

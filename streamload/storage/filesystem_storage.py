@@ -141,12 +141,11 @@ class FilesystemStorage:
 
         return self._retried(url, read)
 
-    async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
+    async def open_range(self, url: str, start: int, end: int | None) -> RangeBody:
         """Read a range whole by `cat_file`.
 
         Size and version are requested before the first range of a file, and again after `LOOK_AGAIN_S`.
         """
-        del etag  # the last known ETag is returned instead
         fs, path = self._open(url)
         bounds = asyncio.Semaphore(RANGES_AT_ONCE), defaultdict[str, asyncio.Lock](asyncio.Lock)
         at_once, locks = self._bounds.setdefault(asyncio.get_running_loop(), bounds)

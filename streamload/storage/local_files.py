@@ -172,9 +172,8 @@ class LocalStorage:
         check_small(path, len(content), most_bytes)
         return content
 
-    async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
+    async def open_range(self, url: str, start: int, end: int | None) -> RangeBody:
         """Open a range of a file."""
-        del etag  # local files have no ETag
         path, total_bytes = local_path(url), self.info(url).bytes
         if start >= max(1, total_bytes):
             raise answer_error(path, 416)

@@ -72,10 +72,9 @@ class RangeBody:
 #   matches any number of folders, even none. Only components that begin with a dot match names that begin with a dot.
 # - is_folder(url): True if something lies below the url.
 # - read_bytes(url, most_bytes=): a small file whole; a larger one is an error.
-# - open_range(url, start, end, etag=): the bytes from `start` to `end` (exclusive; None for the rest; cut at the
-#   object's end). ShardChangedError if the object ends at or before `start` (but an empty object gives an empty range
-#   at 0), or if the storage finds a version other than `etag`; the caller compares the answer's version anyway.
-#   TransientStorageError if a retry may succeed.
+# - open_range(url, start, end): the bytes from `start` to `end` (exclusive; None for the rest; cut at the object's
+#   end), and the version. The caller checks the version and the number of bytes. ShardChangedError if the object ends
+#   at or before `start` (but an empty object gives an empty range at 0). TransientStorageError if a retry may succeed.
 # - write(url, source): a file whole or not at all, from bytes or from a local file given by its path.
 # - delete(url): a missing file is not an error.
 # - aclose(): close the connections that the running loop has opened; later reads open new ones.

@@ -18,13 +18,12 @@ class ScriptedServer(ThreadedServer):
     the time of the last modification, is not sent.
     """
 
-    def __init__(self, *faults: str, etag: str = '"v1"', ignores_if_match: bool = False) -> None:
+    def __init__(self, *faults: str, etag: str = '"v1"') -> None:
         super().__init__()
         self.faults = list(faults)
         self.etag = etag
         self.changed = "Sat, 01 Jan 2022 00:00:00 GMT"
         self.requests: list[str] = []
-        self._ignores_if_match = ignores_if_match
 
     def answer(self, method: str, address: str, headers: Mapping[str, str], _: bytes) -> Answer:
         """What comes next."""
@@ -33,8 +32,6 @@ class ScriptedServer(ThreadedServer):
         if fault[:1].isdigit():
             status, code = fault.split()
             return int(status), {}, _ERROR.format(code=code).encode()
-        if headers.get("If-Match", self.etag) != self.etag and not self._ignores_if_match:
-            return 412, {}, b""
         known = {"ETag": self.etag, "Last-Modified": self.changed}
         requested = "" if fault == "whole" else headers.get("Range", "")
         start, body = part_of(CONTENT, requested)
