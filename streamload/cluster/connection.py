@@ -26,7 +26,7 @@ from streamload.memory.unnamed import write_fully
 from streamload.options import RayFeeders, is_host_and_port
 from streamload.order.share import EpochStart, Share
 from streamload.totals import Totals
-from streamload.trainer.feeder_link import Connection, start_feeder_process
+from streamload.trainer.connection import Connection, start_feeder_process
 from streamload.workers.launch import program_arguments
 from streamload.workers.launchers import available_processors
 

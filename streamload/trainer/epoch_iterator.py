@@ -22,7 +22,8 @@ from streamload.memory.mapped import Bytes
 from streamload.order.share import EpochStart
 from streamload.statistics import Meter
 from streamload.text import counted
-from streamload.trainer.feeder_link import Connection, FeederDiedError, FeederLink, SkippedMembers, second_death
+from streamload.trainer.connection import Connection, FeederDiedError, second_death
+from streamload.trainer.feeder_link import FeederLink, SkippedMembers
 
 _log = logging.getLogger("streamload")
 

@@ -41,6 +41,6 @@ def use_feeders_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         assert module == "streamload.feeder.start"
         return launch_process(module, workers) if workers else ThreadAsProcess()
 
-    monkeypatch.setattr("streamload.trainer.feeder_link.launch", launch)
+    monkeypatch.setattr("streamload.trainer.connection.launch", launch)
     monkeypatch.delattr(os, "pidfd_open", raising=False)  # nobody need be told of this process's end
     monkeypatch.setattr("streamload.feeder.process.forward_records", lambda take: None)
