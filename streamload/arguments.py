@@ -26,12 +26,12 @@ _INSTEAD = {
     "batch_sampler": "pass sampler=, or use TarDataset with torch's DataLoader",
     "batched": "pass batch_size=",
     "dataset": "pass the shards as urls",
-    "feeders": "leave it out; each rank has its own feeder. Pass RayFeeders(...) as num_workers=",
+    "feeders": "leave it out; each rank has its own feeder. For feeders on Ray pass num_workers=RayFeeders(...)",
     "generator": "pass seed=",
     "handler": "pass on_error='skip'",
     "in_order": "leave it out; batches come in order",
     "input_dir": "pass it as urls",
-    "keys": "pass them as where=; or a file, one per line, as where=Path(...)",
+    "keys": "pass them as where=; or a file with one key per line as where=Path(...)",
     "local": "pass cache_dir=",
     "map": "pass transform=",
     "max_cache_size": "pass cache_size=",
@@ -136,8 +136,8 @@ def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:
     kinds = function.__mro__ if isinstance(function, type) and not issubclass(function, type) else ()
     if any("__call__" in vars(kind) for kind in kinds):
         raise TypeError(
-            f"{name}={function!r} is a class, and only its instances can be called with one argument, {what}; give "
-            f"one, as in {function.__name__}(...)"
+            f"{name}={function!r} is a class; give an instance, as in {function.__name__}(...), which is called with "
+            f"one argument, {what}"
         )
     try:
         signature = inspect.signature(function)

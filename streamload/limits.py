@@ -1,7 +1,6 @@
 """Limit the resources that a loader uses. A share is a divisor: 4 means a quarter.
 
-The shares of a resource add up, so they are defined together; other limits are in the modules that
-use them.
+Limits of one resource add up, so they are defined together; others are in the modules that use them.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ class StreamLoader(OpenDataset):
         rank, world_size, batch_size, drop_last, num_workers: the arguments, with None and "auto" resolved.
 
     Args:
-        urls: a folder of shards; or paths or urls, with braces (`train-{000000..000123}.tar`), globs or `::`, one or a
-            list; or a `Mixture` of several datasets.
+        urls: a folder of shards; or paths or urls, with braces (`train-{000000..000123}.tar`) or globs, in a
+            list or joined by `::`; or a `Mixture` of datasets.
         batch_size: samples in a batch, on each rank. More than the dataset's size gives one batch.
         shuffle: use a new order in each epoch: permute shards, and shuffle samples within a window of 10,000 samples,
             or of the given number.
@@ -85,8 +85,8 @@ class StreamLoader(OpenDataset):
         device: "cuda", "cuda:1", a number or a torch.device: copy batches there, one batch ahead. None leaves them in
             host memory, which is page-locked if there is CUDA.
         where: the samples to use: a condition such as `aesthetic > 5 and "txt"` (docs/choosing-samples.md); a function
-            that looks up columns by name, as arrays, and returns a boolean for each sample; a list of keys; or the
-            `Path` of a file with one key per line.
+            of the columns (arrays by name) that returns a boolean for each sample; a list of keys; or the `Path` of a
+            file with one key per line.
         storage_options: credentials and options for remote storage, in fsspec's spellings (`key`, `secret`, `token`,
             `anon`, `endpoint_url`, `client_kwargs`). By default they come from the environment, as for other tools.
         memory_budget: memory for fetched shards and requests, in bytes or as "8GB"; "auto" is a quarter of the free
@@ -103,11 +103,11 @@ class StreamLoader(OpenDataset):
             have the same number of batches and samples. False delivers every sample exactly once, for evaluation.
         seed: (order) determines the order and all randomness.
         lanes: (order) the number of streams that the order is interleaved from; by default the first run's world size.
-            Keep it to resume at another world size.
+            A state restores it, at any world size.
         weights: (selection) how often to draw samples, with replacement: "balanced", a mapping from labels to the
             weight of a sample, or one number for each sample. Needs `shuffle`.
         sampler: (selection) an iterable of sample numbers for all ranks, in order, such as a torch Sampler.
-        epoch_size: (selection) samples per epoch, over all ranks; epochs are cut from endless passes.
+        epoch_size: (selection) samples per epoch, over all ranks; each epoch begins where the last one ended.
         worker_init_fn: (workers) called with the worker's number when a worker starts.
         prefetch_batches: (workers) the number of batches to make ahead.
         index: (storage) a folder or url with the index of the shards, if the index is not beside them.
@@ -256,6 +256,7 @@ class StreamLoader(OpenDataset):
 
         Raises:
             ShardFormatError: a shard is damaged.
+            TypeError: the sampler has no length.
         """
         order = self._link.settings().order
         samples = self._sampling.epoch_samples
@@ -302,11 +303,12 @@ class StreamLoader(OpenDataset):
             self._in_use.release()
 
     def __aiter__(self) -> EpochIterator:
-        """Begin a pass for `async for batch in loader`, with the state and the errors of `for`.
+        """Begin a pass for `async for batch in loader`, otherwise as for `for`.
 
         Other coroutines run while the pass waits for a batch; with `num_workers=0`, between batches. If the task is
         cancelled during a wait, no batch is lost: `anext` on the same iterator (`batches = aiter(loader)`) continues.
-        Starting the processes blocks the event loop for some milliseconds. Event loops can take turns with a loader.
+        Starting the processes blocks the event loop for some milliseconds. One event loop after another can use a
+        loader.
 
         Raises:
             LoaderClosedError, RuntimeError: as for `__iter__`.
@@ -341,18 +343,18 @@ class StreamLoader(OpenDataset):
         """Return the loop's position, as a small dict of JSON types, for `load_state_dict`.
 
         The position counts the samples delivered to the loops of all ranks, without prefetched ones. Every rank's state
-        is the same, so saving one is enough. Within the loop, the state is the position after the current
-        batch; after the loop, the start of the next epoch.
+        is the same, so saving one is enough. Within the loop and after `break`, the state is the
+        position after the last delivered batch; after a whole loop, the next epoch's start.
         """
         return self._state_at(*self._cursor.to_save()).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where `state_dict` was called: the next pass is the rest of that epoch, at any world size.
 
-        Nothing is read again. With the same `batch_size * world_size` the global batches are the same too.
+        No sample comes again. With the same `batch_size * world_size` the global batches are the same too.
 
         Raises:
-            LoaderStateError: `state` is not a state, or is of another dataset, seed, window or number of lanes.
+            LoaderStateError: `state` is not a state, or is of another dataset or order.
         """
         loaded = LoaderState.from_json(state)
         names = [shard.name for shard in self._listing.shards]

@@ -162,7 +162,7 @@ class RandomAccess:
         with self._lock:
             self._have_tables([failure.shard])
             table = self.tables.find_joined(failure.shard)
-            assert table is not None, "its rows were located by it"
+            assert table is not None, "the row was located by this table"
         failure = with_fields(failure, table, frozenset(self._listing.sidecar_fields))
         return sample_error(failure, self.tables.url(failure.stored_in), table.key(failure.sample))
 

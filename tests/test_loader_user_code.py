@@ -394,7 +394,7 @@ def test_an_exit_is_an_error_of_the_function_and_no_worker_dies_of_it(
     options = {"transform": None, given: leave, "on_error": "skip"}
     with loader_of(source, abs, **options) as loader, pytest.raises(StreamloadError, match=message) as caught:
         next(iter(loader))
-    assert r"sys.exit('bad label') would end only a worker" in str(caught.value)
+    assert r"sys.exit('bad label') cannot end the program from here" in str(caught.value)
     assert 'sys.exit("bad label")' in "".join(caught.value.__cause__.__notes__)
     assert not caplog.records
 

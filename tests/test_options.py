@@ -84,7 +84,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("transform", no_argument, TypeError, "rng): too many positional arguments"),
     ("transform", {"jpg": two_arguments}, TypeError, "transform['jpg']"),
     ("decode", {"jpg": three_arguments}, TypeError, "called with one argument, its bytes"),
-    ("transform", {"jpg": RandomResizedCrop}, TypeError, "its value; give one, as in RandomResizedCrop(...)"),
+    ("transform", {"jpg": RandomResizedCrop}, TypeError, "give an instance, as in RandomResizedCrop(...), which is"),
     ("collate_fn", two_arguments, TypeError, "called with one argument, the list of a batch's samples"),
     *[("fields", value, TypeError, 'a tuple of strings, such as ("jpg;png", "cls")') for value in ("jpg", 3, {"jpg"})],
     *[

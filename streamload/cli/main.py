@@ -14,7 +14,7 @@ from streamload.cli.show import show_command
 app = typer.Typer(
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="Index, list, verify, draw and measure sharded tar datasets.",
+    help="Index, list, verify, describe, show, map and measure sharded tar datasets.",
 )
 for command in (ls_command, index_command, verify_command, stats_command, show_command, map_command, bench_command):
     app.command(command.__name__.removesuffix("_command"), cls=Command)(command)

@@ -22,7 +22,7 @@ _PANICS = "pyo3_runtime"
 
 
 class SystemExitError(Exception):
-    """Replaces `raised`, a `sys.exit()` in user code, which would end a worker instead of the program."""
+    """Replaces `raised`, a `sys.exit()` in user code, which in a worker would end only that process."""
 
     def __init__(self, raised: SystemExit) -> None:
         super().__init__(raised)
@@ -30,7 +30,7 @@ class SystemExitError(Exception):
         self.__traceback__ = raised.__traceback__
 
     def __str__(self) -> str:
-        return f"sys.exit({self.raised.code!r}) would end only a worker process; raise an ordinary exception"
+        return f"sys.exit({self.raised.code!r}) cannot end the program from here; raise an ordinary exception"
 
 
 class Attempt:

@@ -27,8 +27,8 @@ OwnTransforms = tuple[tuple[int, Transform | None], ...]
 
 OnError = Literal["raise", "skip", "replace"]
 
-# Tables of at least this many rows are packed for sending: a message larger than the socket's buffer blocks the sender
-# until an idle worker reads it.
+# Tables of at least this many rows are packed for sending: what exceeds the socket's buffer is sent only
+# once the worker reads.
 _PACKED_ROWS = 256
 
 # NumPy sorts 16-bit integers by radix, in a fraction of the time.
@@ -192,7 +192,7 @@ class SlotOpened(NamedTuple):
 
 
 class Forget(NamedTuple):
-    """Close these shards and unmap these slots: no later task reads or writes them."""
+    """Close these shards and unmap these slots; any needed later are sent again."""
 
     shards: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
@@ -206,7 +206,7 @@ class BatchSlot(NamedTuple):
 
 
 class RowTask(NamedTuple):
-    """Make full batches and write them to their slots.
+    """Make batches and write them to their slots.
 
     Attributes:
         number: unique within a pool.
@@ -226,12 +226,12 @@ class RowTask(NamedTuple):
 
 
 class ScanTask(NamedTuple):
-    """Scan the headers of whole shards, or of the part of a single shard that has arrived.
+    """Scan the headers of whole shards, or of the piece of a single shard that has arrived.
 
     Attributes:
-        start: where the part begins.
-        available: where the part ends; None to scan whole shards.
-        total: the shard's size if known; used for parts only.
+        start: where the piece begins.
+        available: where the piece ends; None to scan whole shards.
+        total: the shard's size if known; used for pieces only.
     """
 
     number: int
@@ -249,7 +249,7 @@ class Failure(NamedTuple):
 
     Attributes:
         error: a cloudpickle of the exception; None if it does not pickle.
-        summary: class and message in one line.
+        summary: class and message.
         traceback: the worker's traceback as text; may be empty.
         original: the exception itself, if it stays in the caller's process.
     """
@@ -315,7 +315,7 @@ class StoredColumn(NamedTuple):
     Attributes:
         start: its first byte in the slot.
         length: the number of values.
-        is_pickle: the list was pickled into one value.
+        is_pickle: the column was pickled into one value.
     """
 
     start: int

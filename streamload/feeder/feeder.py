@@ -261,8 +261,8 @@ class FeederMeter:
     """Add up the time and work of a feeder and its workers, in an engine's totals.
 
     While the trainer waits (`BatchStream.awaited`), time is added to "awaited_s/REASON". The reason is "work" unless at
-    least half of the workers are idle; then it is "network", "scan" (of shards without an index) or "memory" (no room
-    in memory_budget). If no further batch may be started, the reason is "work" too.
+    least half of the workers are idle and a further batch may be started; then it is "network", "scan" (of shards
+    without an index) or "memory" (no room in memory_budget).
     """
 
     def __init__(self, engine: Engine, stream: BatchStream, *, in_own_process: bool) -> None:

@@ -86,7 +86,7 @@ def locate(
 class _Group(NamedTuple):
     """Rows that one table locates: their samples' numbers in the table, and the rows' numbers in the block.
 
-    The table is that of `shard`, or of a group of shards that `shard` is the first of.
+    The table is that of `shard`, or of a group of shards that includes `shard`.
     """
 
     table: ShardTable

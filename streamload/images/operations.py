@@ -1,8 +1,8 @@
 """Image operations on arrays (height, width, channels) or (height, width), applied in the worker.
 
 Each agrees with torchvision's operation of the same name on PIL images. Operations that move or resample pixels agree
-exactly, except for "bilinear", the default: it is three times as fast, and on photographs differs by at most 1 of 255
-on average and 12 in 99.9 % of values (see `resize_bilinear`). `ToFloat` and `Normalize` agree within 1e-6.
+exactly, except for "bilinear", the default: it is three times as fast, and on photographs differs by about 1 of 255 on
+average and at most 12 in 99.9 % of values (see `resize_bilinear`). `ToFloat` and `Normalize` agree within 1e-6.
 A crop is cut out before it is resized, so pixels around it have no effect. Operations never change their argument.
 
 A random operation has a parameter `rng`, a `numpy.random.Generator`, which the worker passes. Equal generator
@@ -14,7 +14,7 @@ or less. The smaller scale changes photographs and text by up to 1 of 255 on ave
 cases) and 15 in 99.9 % of values, black-and-white noise and drawings by up to 4 on average, two-pixel stripes by 5, and
 a checkerboard of the JPEG's own 8-pixel blocks by 9.
 
-Every operation takes an array `out=` to write its result into; see `placing`.
+All but `Joint` take an array `out=` to write into; see `placing`.
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ _WEIGHT_OF_SUM = 1000.0
 _CORRELATION = 0.9  # of neighbouring pixels, as in photographs
 _FINEST_TAP = 256  # OpenCV rounds taps to 8 bits; they must still add up to 1
 
-# Besides uint8, only these dtypes are resampled: by Pillow as float32, which holds each of their values exactly.
+# Besides uint8, filters other than "nearest" take only these dtypes. Pillow resamples them as float32, which holds each
+# of their values exactly.
 _RESAMPLED_DTYPES = (np.uint16, np.float32)
-# Minimum ratio of a box to the result, after the JPEG's inverse transform, which ignores the requested filter, has
-# shrunk the box. With 2.5, photographs and textures differ by up to 1.03 of 255 on average; with 2, by up to 1.8; with
-# 1, by up to 6.
+# Minimum ratio of a box to the result. The box is measured after the JPEG's inverse transform has shrunk it, which
+# ignores the requested filter. With 2.5, photographs and textures differ by up to 1.03 of 255 on average; with 2, by up
+# to 1.8; with 1, by up to 6.
 _LEAST_SHRINKING = 2.5
 
 _TRIES = 10
@@ -126,7 +127,7 @@ class _Fixed(Geometric):
     __slots__ = ()
 
     def __call__(self, image: Image, out: Image | None = None) -> Image:
-        """Return the result, in the image's dtype and number of channels. Raises ValueError for unsuitable images."""
+        """Return the result in the image's dtype and channels. Raises TypeError or ValueError for unsuitable images."""
         return self.apply(image, None, out)
 
 
@@ -134,7 +135,7 @@ class _Random(Geometric):
     __slots__ = ()
 
     def __call__(self, image: Image, rng: np.random.Generator, out: Image | None = None) -> Image:
-        """Return the result, in the image's dtype and number of channels. Raises ValueError for unsuitable images."""
+        """Return the result in the image's dtype and channels. Raises TypeError or ValueError for unsuitable images."""
         return self.apply(image, rng, out)
 
 
@@ -225,7 +226,7 @@ class RandomHorizontalFlip(_Random):
         p: the probability.
 
     Raises:
-        ValueError: `p` is not within 0 and 1.
+        ValueError: `p` is not between 0 and 1.
     """
 
     p: float = 0.5
@@ -313,7 +314,7 @@ class Resize(_Resizing, _Fixed):
         has_integers = isinstance(self.size, int) and type(max_size) is int
         if max_size is not None and not (has_integers and max_size > self.size):
             raise ValueError(
-                f"Resize: max_size must be an integer above an integer size, not {max_size!r} with size {self.size!r}"
+                f"Resize: max_size and size must be integers, and max_size larger, not {max_size!r} and {self.size!r}"
             )
 
     def window(self, height: int, width: int, _: Any, /) -> Window:
@@ -332,7 +333,7 @@ class Resize(_Resizing, _Fixed):
 # Results of `ToTensor` are contiguous tensors, as in torchvision.
 @dataclass(frozen=True, slots=True)
 class ToFloat(_Operation):
-    """Convert bytes (height, width, channels), or (height, width), to float32 (channels, height, width) in [0, 1]."""
+    """Convert uint8 (height, width, channels), or (height, width), to float32 (channels, height, width) in [0, 1]."""
 
     def __call__(self, image: Image, out: Planes | None = None) -> Planes:
         """Return `image / 255`, float32 (channels, height, width), a transposed view.
@@ -349,7 +350,7 @@ class ToFloat(_Operation):
 
 @dataclass(frozen=True, slots=True)
 class ToTensor(_Operation):
-    """Convert bytes as `ToFloat` does, to a contiguous tensor like torchvision's `ToTensor`.
+    """Convert as `ToFloat` does, but to a contiguous tensor, like torchvision's `ToTensor`.
 
     Use it before a `collate_fn` or another function that needs tensors. Otherwise `ToFloat` is faster: its results are
     written directly to the batch's memory, and torch is not imported.
@@ -417,7 +418,7 @@ class Normalize(_Operation):
             mean, std = saved["mean"], saved["std"]
         except ShardNotFoundError:
             raise ShardNotFoundError(
-                f"there is no {STATISTICS_NAME}; `streamload stats {without_secrets(place)} --pixels` makes it", url=url
+                f"no such file; `streamload stats SHARDS --pixels --output {without_secrets(url)}` makes it", url=url
             ) from None
         except (ValueError, KeyError, TypeError):
             raise ValueError(
@@ -433,7 +434,7 @@ class Normalize(_Operation):
 
         Raises:
             TypeError: `image` is neither a uint8 or float32 array nor a float32 tensor.
-            ValueError: `image` does not have three dimensions, or its channels do not match `mean`.
+            ValueError: `image` has the wrong number of dimensions, or its channels do not match `mean`.
         """
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(image, torch.Tensor):
@@ -768,7 +769,7 @@ def decode_resampled(
     """Decode a JPEG at the smallest sufficient scale, only down to the end of the box, and resample the box.
 
     The JPEG's inverse transform shrinks the picture, by the largest of the factors 8/4, 8/3 and 8/2 that leaves the box
-    `_LEAST_SHRINKING` times as high and wide as the result.
+    at least `_LEAST_SHRINKING` times as high and wide as the result.
 
     Raises:
         ValueError: the file is damaged or truncated. Damage below the box may go unnoticed.
@@ -791,7 +792,7 @@ def _resample(
 
     Pixels beyond the (rounded) edge of the box have no effect.
     """
-    if max(size[0], box.height) * size[1] > PIXEL_LIMIT:  # Pillow resizes rows first
+    if max(size[0], box.height) * size[1] > PIXEL_LIMIT:  # Pillow resizes the width first
         raise ValueError(
             f"an image (or a part of one) of {box.height:.0f} x {box.width:.0f} pixels would be resized to {size[0]} x "
             f"{size[1]}, which takes more than the limit of {PIXEL_LIMIT} pixels; give Resize a max_size, or both "

@@ -61,14 +61,14 @@ class Interleaving:
         return positions
 
     def positions_apart(self, lanes: IntArray, numbers: IntArray) -> IntArray:
-        """Return the positions of outputs in any order, without moving `streams`."""
+        """Return the positions of outputs in any order, without advancing `streams`."""
         pairs, places = np.unique(np.stack((lanes, numbers)), axis=1, return_inverse=True)
         separate = Interleaving(self.sequence, self._n_lanes, self._radius)
         separate.refresh()
         return separate.positions(pairs[0], pairs[1])[places.ravel()]
 
     def finished(self, least: int | None) -> list[int]:
-        """Return shards not returned before that no lane needs from output `least` on; for None, all the rest."""
+        """Return further shards that no lane needs from output `least` on; for None, all the rest."""
         sequence = self.sequence
         if not sequence.complete and self._n_lanes > 1:
             return []
@@ -111,10 +111,10 @@ class Interleaving:
         return list(dict.fromkeys(sequence.order[runs[by_start]].tolist()))
 
     def unpassed(self, shard: int, least: int, most: int) -> list[tuple[int, int]]:
-        """Return half-open ranges of a shard that cover all its samples among later outputs.
+        """Return half-open ranges of a shard that cover its samples among later outputs.
 
-        Runs not yet begun are left out: their parts can be fetched again. Every lane has reached output `least`, and
-        no lane has passed output `most`.
+        If shards repeat, runs not yet begun are left out: their parts can be fetched again. Every lane has reached
+        output `least`, and no lane has passed output `most`.
         """
         sequence = self.sequence
         places = sequence.places_of(shard)

@@ -35,8 +35,8 @@ def slices_of_full_batches(
     """Return the same slice of several full batches within the full rounds, without building whole batches.
 
     A batch of B positions from s on holds `B // L` numbers of each lane, and one more of each of the `B % L` lanes from
-    `s % L` on, cyclically. So lanes fall into three runs of equal counts, and one division gives a row's lane and
-    number.
+    `s % L` on, cyclically. So lanes form three runs, with one count within each, and one division gives a row's
+    lane and number.
 
     Args:
         starts: int64[m], the position at which each global batch starts.

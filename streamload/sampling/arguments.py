@@ -47,7 +47,7 @@ class Portion:
         join: the dataset's sidecars, as for `StreamLoader`.
 
     Raises:
-        TypeError, ValueError: the weight is not a number above 0, or `where` is invalid.
+        TypeError, ValueError: the weight is not finite and above 0, or `where` is invalid.
     """
 
     urls: Urls = field(repr=False)  # urls may hold a login or a signature; so may `index` and `join`
@@ -65,7 +65,7 @@ class Portion:
             shown = without_secrets(repr(self.weight))  # a url, if urls and weight were exchanged
             raise TypeError(f"weight={shown} must be a number above 0")
         if not 0 < self.weight < math.inf:
-            raise ValueError(f"weight={self.weight!r} must be a number above 0; leave the dataset out instead")
+            raise ValueError(f"weight={self.weight!r} must be finite and above 0; for 0 leave the dataset out")
 
     @property
     def sidecars(self) -> Sequence[Urls]:
@@ -204,7 +204,7 @@ class SamplingOptions:
 
     @property
     def epoch_samples(self) -> int | None:
-        """Return how many samples an epoch has, over all ranks; None if each sample comes once.
+        """Return how many samples an epoch has, over all ranks; None for all listed samples.
 
         Raises:
             TypeError: the sampler has no length.
@@ -287,7 +287,7 @@ class SamplingOptions:
     def start(self, epoch: int, position: int, n_samples: int) -> EpochStart:
         """Return the start of a pass; `n_samples` is used only if `needs_counts`. Raises as `SamplerDraws.draw`.
 
-        A sampler numbers the selected samples; its numbers are converted to those of the whole listing.
+        A sampler's numbers count selected samples; they are converted to numbers in the whole listing.
         """
         numbers = None if self._sampler is None else self._sampler.draw(epoch, position, self.n_selected or n_samples)
         if numbers is not None and self._selected is not None:
@@ -325,12 +325,12 @@ class SamplerDraws:
     """Draw a user's sampler once per epoch, and check its order against a loaded state.
 
     Raises:
-        TypeError, ValueError: the sampler can be iterated only once, or divides the samples among ranks.
+        TypeError, ValueError: the sampler cannot be iterated repeatedly, or divides the samples among ranks.
     """
 
     def __init__(self, sampler: Iterable[int]) -> None:
         if not isinstance(sampler, Iterable):
-            raise TypeError(f"sampler={sampler!r} must be an iterable of numbers of samples, such as a torch Sampler")
+            raise TypeError(f"sampler={sampler!r} must be an iterable of sample numbers, such as a torch Sampler")
         if isinstance(sampler, Iterator):
             raise TypeError(
                 f"sampler={sampler!r} can be iterated only once, but each epoch needs a new order; give a torch "
@@ -413,7 +413,7 @@ def _checked_weights(weights: Weights | None) -> _Checked | None:
         for label, weight in weights.items():
             if isinstance(label, bool) or not isinstance(label, int | np.integer):
                 raise TypeError(
-                    f"weights has {label!r}; give labels, which are whole numbers: a class's place in `classes`"
+                    f"weights has {label!r}; give labels, which are whole numbers: the class's index in loader.classes"
                 )
             if isinstance(weight, bool) or not isinstance(weight, int | float | np.number):
                 raise TypeError(f"weights has {weight!r} for {label!r}; it must be a number")

@@ -42,7 +42,8 @@ _ETAGS = ("ETag", "etag", "e_tag", "blob_id", "md5Hash")
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 # Protocols that show a file before it is complete. So a file is written under another name first.
 _RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
-# Time-outs for a file's metadata, and for reading a small file or a range. Only asynchronous filesystems obey them.
+# Time-outs for a file's metadata, and for reading a small file or a range. Synchronous filesystems ignore them, but for
+# ranges: those fail in time, although their threads go on.
 INFO_TIMEOUT_S, FILE_TIMEOUT_S = 30.0, 120.0
 # Seconds until a file's version is requested again, since ranges are read without checking it.
 LOOK_AGAIN_S = 30.0
@@ -78,7 +79,7 @@ def _nanoseconds(moment: object) -> int:
 class FilesystemStorage:
     """Read and write files by any url that fsspec knows.
 
-    Coroutines of asynchronous filesystems run on fsspec's own loop; other filesystems are called on threads.
+    Coroutines of asynchronous filesystems run on fsspec's own loop; other filesystems read ranges on threads.
     """
 
     def __init__(self, options: Mapping[str, Any], filesystem: Any = None, retries: Retries | None = None) -> None:
@@ -253,7 +254,7 @@ class FilesystemStorage:
 
 def _call(fs: Any, method: str, path: str, *, timeout_s: float) -> Any:
     """Call a method; the time-out applies only on fsspec's loop."""
-    if fs.async_impl and not hasattr(fs, "fs"):  # a filesystem that wraps another is called on a thread
+    if fs.async_impl and not hasattr(fs, "fs"):  # a filesystem that wraps another is called directly
         return sync(fs.loop, getattr(fs, f"_{method}"), path, timeout=timeout_s)
     return getattr(fs, method)(path)
 

@@ -144,7 +144,7 @@ def _own_name(protocol: str, family: str, name: str) -> str:
         close = difflib.get_close_matches(name, known, 1, cutoff=0.0)[0]
         raise ValueError(
             f"storage_options names {name!r}, which {protocol}:// does not know; did you mean {close!r}? If it is an "
-            "option of an fsspec filesystem, pass that: filesystem=fsspec.filesystem(...)"
+            "option of an fsspec filesystem, pass the filesystem: filesystem=fsspec.filesystem(...)"
         ) from None
     except BaseError:  # a known option that lacks other settings
         pass
@@ -400,7 +400,7 @@ class ObjectStorage:
             (self._broken.add if left else self._broken.discard)(root)
 
     async def _open_signed(self, url: str, start: int, end: int | None) -> RangeBody:
-        """Read a range from `rclone serve s3`, which sends parts with status 200: obstore refuses them."""
+        """Read a range from `rclone serve s3`, which sends ranges with status 200: obstore refuses them."""
         wanted = f"bytes={start}-{'' if end is None else end - 1}"
         with errors.fsspec_errors(url):
             response = await asyncio.to_thread(self._send, url, wanted)

@@ -51,8 +51,8 @@ def expand_urls(urls: Urls) -> list[str]:
 
     Raises:
         TypeError: `urls` or an item is neither a string nor a path.
-        ValueError: there is no url, an empty one, or more than `MAX_URLS`; braces don't match; or a url would run a
-            program (`pipe:`).
+        ValueError: there is no url, an empty one, or more than `MAX_URLS`; braces don't match; or a url is an
+            fsspec chain or would run a program (`pipe:`).
     """
     expanded: list[str] = []
     for argument, written in _strings(urls):
@@ -136,7 +136,7 @@ def _refuse_programs(argument: str, url: str) -> None:
     # Testing for ":" and "|" first is faster for millions of paths.
     if (":" in url or "|" in url) and _RUNS_A_PROGRAM.match(url):
         raise ValueError(
-            f"{argument} would run a program: {_shown(url)}; streamload never does. "
+            f"{argument} would run a program: {_shown(url)}; streamload never runs one. "
             "Name the file or the object itself, or fetch it first"
         )
 

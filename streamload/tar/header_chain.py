@@ -421,7 +421,7 @@ class HeaderChain:
         return starts[: int(wrong.argmax()) + 1] if wrong.any() else starts
 
     def _read_plain_extension(self, run: _Run, row: int, paths: dict[int, bytes]) -> bool:
-        """Read an extension before a plain member; return False if it sets more than the name."""
+        """Read an extension before a plain member; return False if it is too large or sets a size."""
         self._position, size = int(run.starts[row]), int(run.sizes[row])
         if size > MAX_RECORDS_BYTES:
             return False

@@ -36,7 +36,8 @@ def member_header(name: str, size: int) -> bytes:
 
     Returns:
         One block if ustar can hold the values; else three or more, beginning with a pax header: for payloads of 8 GiB
-        and more, and for names that are not ASCII or cannot be split at a slash into at most 155 and 100 bytes.
+        and more, and for names that are not ASCII or, over 100 bytes, cannot be split at a slash into at most 155 and
+        100.
     """
     path = name.encode("utf-8")
     records = b""

@@ -40,7 +40,7 @@ class CallerWorker:
     def step(self) -> RowsDone | ScanDone | None:
         """Do the next task, and return its answer; None if no task waits.
 
-        A task of another pass is answered without being done. An interrupted task is done again by the next call.
+        A `RowTask` of another pass is answered without being done. An interrupted task is done again by the next call.
         """
         while self.waiting:
             message, descriptors = self.waiting[0]

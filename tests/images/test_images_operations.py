@@ -381,7 +381,7 @@ def test_normalize_names_what_it_was_given() -> None:
         (lambda: Resize(-3), "size"),
         (lambda: Resize(True), "size"),
         (lambda: Resize((5, 6), max_size=7), "max_size"),
-        (lambda: Resize(5, max_size=5), "max_size must be an integer above"),
+        (lambda: Resize(5, max_size=5), "and max_size larger"),
         (lambda: CenterCrop("5"), "size"),  # type: ignore[arg-type]
         (lambda: RandomCrop(5, padding=-1), "padding"),
         (lambda: RandomHorizontalFlip(1.5), "p must be a probability"),

@@ -141,7 +141,7 @@ def test_a_damaged_image_is_named(tmp_path: Path) -> None:
 
 
 def test_normalize_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(ShardNotFoundError, match=r"`streamload stats .* --pixels` makes it"):
+    with pytest.raises(ShardNotFoundError, match=r"`streamload stats SHARDS --pixels --output .*s.json` makes it"):
         images.Normalize.of(tmp_path)
     (tmp_path / "statistics.json").write_text("{}")
     with pytest.raises(ValueError, match="was not written by `streamload stats --pixels`"):
