@@ -36,8 +36,8 @@ def without_secrets(text: str) -> str:
     """Remove logins, signatures and secret parameters from a url, or from all urls in a text.
 
     Every url in messages, logs, traces, pictures and `__url__` passes through here. Other parameters stay, since they
-    may distinguish shards, as in `?file=a.tar`. A url that is signed anew gives the same text, so
-    caches use that as a key, with ETag and size in case a removed parameter matters.
+    may distinguish shards, as in `?file=a.tar`. A url that is signed anew gives the same text, so caches use the text
+    as a key, with ETag and size in case a removed parameter matters.
     """
     return _QUERY.sub(_public_parameters, _LOGIN.sub("", text)) if "://" in text else text
 
@@ -57,7 +57,7 @@ class StreamloadError(Exception):
         message: the problem and its remedy, without the place.
         url: the shard's, file's or folder's, if known; without secrets, since errors end up in logs.
         key: the sample's key within the shard, if known.
-        offset: the byte offset within the (uncompressed) shard, if known.
+        offset: the byte offset in the shard, if known; in the compressed file if fetching or decompression fails.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class StreamloadError(Exception):
 
 
 class StorageError(StreamloadError):
-    """Bytes could not be listed, read or written."""
+    """A storage could not be listed, read or written."""
 
 
 class ShardNotFoundError(StorageError):
@@ -95,7 +95,7 @@ class ShardNotFoundError(StorageError):
 
 
 class ShardChangedError(StorageError):
-    """A shard's size or version differs from the listing."""
+    """A shard's size or version has changed."""
 
 
 class TransientStorageError(StorageError):
@@ -120,7 +120,7 @@ class ShardFormatError(StreamloadError):
 
 
 class DatasetIndexError(StreamloadError):
-    """An index is required but missing, or is damaged, of another version, or of other shards."""
+    """A needed index or `classes.json` is missing, damaged or of other shards or version; or shards are unfinished."""
 
 
 class SampleError(StreamloadError):
@@ -128,7 +128,7 @@ class SampleError(StreamloadError):
 
 
 class DecodeError(SampleError):
-    """A field's bytes do not match its extension."""
+    """A field could not be decoded."""
 
 
 class TransformError(SampleError):
@@ -148,7 +148,7 @@ class ClusterError(StreamloadError):
 
 
 class LoaderStateError(StreamloadError):
-    """A saved state does not belong to this loader, or cannot be saved now; the message says what differs."""
+    """A state does not belong to this loader, or cannot be saved now; the message says what differs."""
 
 
 class LoaderClosedError(StreamloadError):

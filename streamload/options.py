@@ -44,7 +44,7 @@ _WORKERS_INSTEAD = '(or "auto", the default: one per processor; or RayFeeders(..
 
 @dataclass(kw_only=True)
 class Options:
-    """The checked arguments of `StreamLoader`, which documents them, and values derived from them. Immutable.
+    """The checked arguments of `StreamLoader`, which documents them, and values derived from them. Never changed.
 
     Attributes:
         shuffles: each epoch has a new order.
@@ -348,7 +348,7 @@ def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, 
     """Return rank and world size: the arguments, else torch.distributed's, else RANK and WORLD_SIZE, else 0 and 1.
 
     Raises:
-        TypeError, ValueError: only one argument is given, or they are inconsistent.
+        TypeError, ValueError: only one argument is given, or they are invalid.
     """
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank={rank!r} and world_size={world_size!r} go together; give both or neither")
@@ -395,7 +395,7 @@ class RayFeeders:
         check_int("num_cpus", self.num_cpus, 1, most=MOST_WORKERS)
         timeout = self.start_timeout
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not (timeout > 0 and isfinite(timeout)):
-            raise ValueError(f"start_timeout={timeout!r} must be a number of seconds above 0")
+            raise ValueError(f"start_timeout={timeout!r} must be a finite number of seconds above 0")
         if not isinstance(self.address, str) or not self.address:
             raise TypeError(f'address={self.address!r} must be the address of a Ray cluster, or "auto"')
         if self.address != "auto" and ("://" in self.address or not is_host_and_port(self.address)):

@@ -28,7 +28,7 @@ class Machine(NamedTuple):
 
     Attributes:
         workers: number of workers; 0 if the trainer makes the batches.
-        processors: number of processors available to this rank.
+        processors: number of processors for this rank, or each remote feeder.
         all_processors: the machine's number of processors; 0 if the workers are on other machines.
     """
 
@@ -146,8 +146,8 @@ class Statistics:
         stages: seconds by stage: "plan" (order and index), "fetch" (all connections), "scan" (tar headers), "decode"
             (all workers; its wait is for tasks), "transform", "collate" (all workers), "loop" (the user's code between
             batches).
-        limit: the bottleneck of this run: the stage, and the sentence of `verdict`.
-        verdict: the bottleneck of this run and a remedy, in one sentence.
+        limit: the bottleneck: its stage, and the sentence of `verdict`.
+        verdict: the bottleneck and a remedy, in one sentence.
         skipped_members: number of members that belong to no sample, by reason, in shards scanned in this run.
         totals: sums by name, as in `as_dict`.
         settled: totals without the first batch, whose time includes the start of processes; the basis of the verdict.

@@ -2,17 +2,17 @@
 
 The user's own functions and classes are pickled by value: their code, and the values that they refer to. A worker
 imports their modules, as for a pickle by reference, and sets these values there. So `cfg.SIZE = 48` in the program
-also holds in the workers, a class is the same object by every name, and instances that come back are of the program's
-class. Values that do not pickle, or are large, come from the worker's own import.
+also holds in the workers, no class exists twice there, and instances that come back are of the program's class. Values
+that do not pickle, or are large, come from the worker's own import.
 
-Pickling itself finds these values. `_JobPickler.reducer_override` records the names that a function uses, and sends a
-module's attributes whose names are recorded. Such an attribute may be a function that uses further names, so
+Pickling itself finds the values to send. `_JobPickler.reducer_override` records the names that a function uses, and
+sends a module's attributes whose names are recorded. Such an attribute may be a function that uses further names, so
 `pickle_job` pickles again until a round records nothing new. The first rule that applies to a value decides:
 
-1. A global random generator, a lock, or an object that stays in the program: send a substitute.
+1. A global random generator, lock, `threading.local`, or object that stays in the program: send a substitute.
 2. A module of the user's: import it, then set the recorded attributes.
 3. Anything but a function or class found by its name in such a module: cloudpickle's rule.
-4. A function or class that does not pickle, or a class with a metaclass: by reference.
+4. A function or class that does not pickle, or has a metaclass other than ABCMeta: by reference.
 5. Any other function or class: import its module, then set the values that it refers to.
 
 Rules 2 and 5 leave out values that do not pickle; another pickler tests each value once (`_pickles`).
@@ -42,13 +42,13 @@ from streamload.decode.tasks import Job
 from streamload.memory.channel import refused_exit
 
 _log = logging.getLogger("streamload")
-# Values of modules above this size are not sent, since each worker would get a copy.
+# A module's value whose pickle is larger is not sent, since each worker would get a copy.
 _MAX_VALUE_BYTES = 16 << 20
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 _OURS = {"streamload"}
-# Loaded modules that are not the user's, so that the start of an epoch inspects only new ones.
+# Loaded modules that are not the user's; the start of an epoch does not inspect them again.
 _OTHERS: set[str] = set()
 _NEW_IN_WORKERS: dict[type, Any] = {
     type(threading.Lock()): threading.Lock,
@@ -60,7 +60,7 @@ _REGISTERING = threading.RLock()
 
 
 def pickle_job(job: Any) -> bytes:
-    """Pickle a job, or some of its functions, for `load_job`. Raises what pickling a function raises."""
+    """Pickle a job for `load_job`, or a function to test it. Raises what pickling a function raises."""
     with _REGISTERING:
         registered = cloudpickle.list_registry_pickle_by_value()  # modules that the user pickles by value as a whole
         loaded = users_modules()

@@ -191,7 +191,7 @@ class Calls:
         return await asyncio.to_thread(called, *arguments)
 
     def call_here(self, function: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a function and wait for it; a coroutine function runs in another thread. No connection stays open."""
+        """Call a function and wait for it; run a coroutine function in another thread, and close its connections."""
         called = self.functions[function]
         if not inspect.iscoroutinefunction(called):
             return called(*arguments)

@@ -266,7 +266,7 @@ class Fetcher:
         return True
 
     def _start(self, state: FetchedShard, number: int, work: Coroutine[None, None, int]) -> None:
-        """Run `work`, which fetches a part and returns its bytes in memory, and record the result."""
+        """Run `work`, which fetches a part and returns its size in memory, and record the result."""
         key, generation = part_key(state.number, number), state.generation
 
         def on_end(task: asyncio.Task[int]) -> None:
@@ -359,7 +359,7 @@ class Fetcher:
     # -- one part --------------------------------------------------------------------------------------------------
 
     async def _fetch(self, state: FetchedShard, number: int) -> int:
-        """Fetch a part to its shard's memory, or to its file in the disk cache; return its bytes in memory."""
+        """Fetch a part to its shard's memory, or to its file in the disk cache; return its size in memory."""
         if self._cache is not None:
             lookup = state.lookup = state.lookup or asyncio.create_task(self._look_up(state))
             await asyncio.wait((lookup,))
@@ -476,7 +476,7 @@ class Fetcher:
             return await decompress(body, job.decompressor, write)
 
     async def _compressed(self, state: FetchedShard) -> AsyncGenerator[bytes]:
-        """Yield a compressed shard's bytes from disk, or from the storage while they are written to the disk cache."""
+        """Yield a compressed shard's bytes from disk, or from the storage while any disk cache is filled."""
         if not self._storages.costs_requests(state.url):
             with open(open_listed(self._tables.listing.shard(state.number)), "rb") as local:
                 async for piece in _read_file(local.fileno()):

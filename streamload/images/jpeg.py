@@ -41,7 +41,7 @@ class JpegHeader(NamedTuple):
         colour_space: simplejpeg's name: "RGB", "YCbCr", "Gray", "CMYK" or "YCCK".
         progressive: the picture can have many scans.
         block_rows: the number of rows decoded at a time; 0 if decoding cannot stop early.
-        height_at: offset of the height in the file, two bytes.
+        height_at: offset of the two-byte height in the file.
     """
 
     height: int
@@ -130,7 +130,7 @@ def decode_jpeg(
     """
     declared, blocks = header.height, header.block_rows
     if rows is not None and blocks:
-        # Colours are interpolated with the next row of colours. If scaled, another block prevents a smaller scale.
+        # Interpolation uses the next row of colours. If scaled, add a block: few rows would allow a smaller scale.
         needed = rows + (blocks // _BLOCK if eighths == 8 else blocks)
         if -(-needed // blocks) < -(-header.height // blocks):
             declared = needed

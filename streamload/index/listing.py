@@ -84,7 +84,7 @@ def list_shards(
         ShardNotFoundError: a shard is missing, or a pattern or folder matches nothing.
         StorageError: a shard cannot be looked up.
         ShardChangedError: a shard differs from its entry in the index.
-        DatasetIndexError: an index is broken, or missing for a sidecar; or the shards are unfinished.
+        DatasetIndexError: an index is broken, or missing for `index` or a sidecar; or the shards are unfinished.
     """
     storages = Storages() if storages is None else storages
     collects = gc.isenabled()
@@ -200,7 +200,7 @@ class Listing:
     Attributes:
         shards: at least one shard, each once.
         counts: the number of samples of each shard; None unless every shard is in an index.
-        fields: the fields in all indexes, in the order of first appearance.
+        fields: the fields in any index, in the order of first appearance.
         sidecars: indexed shards with more fields of the same keys, numbered after `shards`.
         owners: the number of each sidecar's shard.
         sidecar_fields: the fields of all sidecars.
@@ -317,11 +317,11 @@ class ShardFinder:
                 )
 
     def index_of(self, folder: str) -> DatasetIndex | None:
-        """Return the index for the shards in a folder, or None.
+        """Return the index for the shards in a folder; None if it is missing or in `unreadable`.
 
         Raises:
             DatasetIndexError: the index is broken.
-            StorageError: the index cannot be read.
+            StorageError: the storage cannot be reached.
         """
         if self._elsewhere is not None or not self._uses_indexes:
             return self._elsewhere
@@ -352,7 +352,7 @@ class ShardFinder:
 
         Raises:
             DatasetIndexError: the shards are unfinished, or their mark is damaged.
-            StorageError: the storage cannot be read.
+            StorageError: the storage cannot be reached.
         """
         if folder not in self._unfinished:
             try:
@@ -440,7 +440,7 @@ class ShardFinder:
         if missing:
             drop = f"drop it from the index with `streamload index {folder}`" if shards else f"remove {INDEX_FOLDER}"
             raise ShardNotFoundError(
-                f"this shard does not exist, but the index beside it names it; restore it, or {drop}",
+                f"this shard does not exist, but its index names it; restore it, or {drop}",
                 url=f"{folder}/{missing[0]}",
             )
         # Listings omit hidden shards.
@@ -510,7 +510,7 @@ def folder_advice(storage: Storage, folder: str) -> str:
 
 
 def write_mark(storage: Storage, folder: str, shards: ShardNaming, writer: str | None) -> None:
-    """Mark a set as incomplete before `writer` changes it, or as complete if `writer` is None. Idempotent.
+    """Mark shards as incomplete before `writer` changes them, or as complete if `writer` is None. Idempotent.
 
     Raises:
         StorageError: the mark cannot be read or written.
@@ -542,7 +542,7 @@ def read_mark(storage: Storage, folder: str) -> Sequence[UnfinishedSet]:
         return [UnfinishedSet(ShardNaming(**entry["shards"]), str(entry["writer"])) for entry in json.loads(content)]
     except (ValueError, TypeError, LookupError, RecursionError) as exc:
         raise DatasetIndexError(
-            "this mark of an interrupted writer is damaged; write the shards again, or remove it if they are complete",
+            "this mark of an interrupted writer is damaged; remove it, and write incomplete shards again",
             url=url,
         ) from exc
 
@@ -591,8 +591,8 @@ def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tu
     """Return a writer's folder and names: from a path with one `%06d` and `.tar`, or from a folder and a prefix.
 
     Raises:
-        TypeError, ValueError: the pattern is hidden or does not have exactly one `%06d`, or the prefix is not a visible
-            name.
+        TypeError, ValueError: the path is empty or no path, the pattern is hidden or lacks exactly one `%06d`, or the
+            prefix is not a visible name.
     """
     path = os.fspath(pattern_or_folder) if isinstance(pattern_or_folder, str | os.PathLike) else None
     if not isinstance(path, str) or not path:

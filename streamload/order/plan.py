@@ -163,7 +163,7 @@ class EpochPlan:
         return [shard for interleaving, least in pairs for shard in interleaving.finished(least)]
 
     def unpassed(self, shard: int) -> list[tuple[int, int]]:
-        """Return half-open ranges of a shard that cover all its samples in later batches.
+        """Return half-open ranges that cover a shard's samples in later batches.
 
         Runs not yet begun are left out: their parts can be fetched again. In a lane that this rank reads, a range
         begins at the next sample; in any other lane, at most a window earlier.
@@ -312,15 +312,14 @@ class EpochPlan:
 class MixturePlan(EpochPlan):
     """One rank's rows of one epoch of a mixture of datasets, each interleaved from its own lanes.
 
-    A batch is sorted by lane and cut into one slice for each rank, so a rank reads mostly its own lanes and some of its
-    neighbours' rows.
+    A batch is sorted by lane before it is cut, so a rank reads mostly its own lanes and some of its neighbours' rows.
     """
 
     _shares: BlockShares
     _draws: CounterDraws
 
     def shards_ahead(self) -> list[int]:
-        """Return the known upcoming shards in the order of their first use."""
+        """Return the epoch's shards, roughly in the order of first use."""
         places = [
             (start / max(1, each.sequence.known_end), shard)
             for each in self.interleavings

@@ -24,7 +24,7 @@ class ShardCounts:
 
     Attributes:
         values: int64[n_shards], -1 if unknown; a read-only view that `set` updates.
-        changes: incremented with each new count, so that waiting plans can continue.
+        changes: incremented with each count or bound, so that waiting plans can continue.
     """
 
     def __init__(self, n_shards: int) -> None:

@@ -283,7 +283,7 @@ class _Run:
                     os.rmdir(folder)
 
     def may_begin(self) -> bool:
-        """Return False if the run to resume is complete. Raise UsageError if existing shards must not be replaced."""
+        """Return False if the run to resume is complete. Raise UsageError if the destination's contents forbid one."""
         target, unfinished = self._target, self._read_run_file()
         if unfinished is None:
             self._remove_records()  # of a complete run that was killed before it removed them
@@ -327,7 +327,7 @@ class _Run:
             raise UsageError(f"{folder!r} holds shards outside this run's splits; choose another DEST or remove them")
 
     def begin(self, tasks: Sequence[Task]) -> None:
-        """Mark the destination as unfinished, and remove everything except the shards of finished tasks."""
+        """Mark the destination as unfinished, and remove earlier runs' files, except those of finished tasks."""
         replaced = set(self._names)
         self.records = self._finished(tasks)
         for task in tasks:
@@ -605,7 +605,7 @@ def run_call(version: str, folder: str, pickled: bytes) -> bytes:
 
 
 def pickled_by_value(function: Callable[..., Any]) -> bytes:
-    """Pickle a function together with the user's loaded modules, which nodes may lack."""
+    """Pickle a function and the user's code that it uses, which nodes may lack."""
     registered = cloudpickle.list_registry_pickle_by_value()
     modules = [module for name, module in users_modules().items() if name not in registered]
     for module in modules:

@@ -1,4 +1,4 @@
-"""Select samples by keys or by a condition, such as `aesthetic > 5 and "txt"`, parsed by `ast` and never executed."""
+"""Select samples by keys, a function, or a condition (`aesthetic > 5 and "txt"`; parsed by `ast`, never executed)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Selection:
             count: returns the number of samples; called if a `where` function looks up no column.
 
         Raises:
-            TypeError, ValueError: no sample is selected, keys do not exist, or the condition does not fit the columns.
+            TypeError, ValueError: no sample is selected, keys do not exist, or `where` does not fit the columns.
             StreamloadError: a column cannot be read.
         """
         if self._condition is not None:
@@ -244,7 +244,7 @@ class Expression:
         return ValueError(f"where={self._text!r}: `{ast.unparse(node)}` {why}; {_GRAMMAR}")
 
     def _condition(self, node: ast.expr) -> tuple[Any, Any]:
-        """Return masks of the rows that meet a condition and that fail it; rows with missing numbers are in neither."""
+        """Return two masks: rows that meet a condition, and rows that fail it; missing numbers put a row in neither."""
         match node:
             case ast.BoolOp(op=operation, values=values):
                 true, false = zip(*map(self._condition, values), strict=True)

@@ -85,7 +85,7 @@ class Connection:
         self._end = weakref.finalize(self, _end, child, channel, self._slots, self.owner)
 
     def make_rows(self, worker: CallerWorker) -> None:
-        """Let `receive` do the tasks with a worker, in the thread that calls `receive`."""
+        """Let `receive` do the tasks with a worker, in its caller's thread."""
         self._worker = worker
         weakref.finalize(self, worker.close)
 
@@ -120,6 +120,7 @@ class Connection:
         Raises:
             TimeoutError: no message came in time.
             FeederDiedError: the feeder is dead.
+            LoaderClosedError: another thread has closed the connection.
         """
         deadline_s = None if timeout_s is None else monotonic() + timeout_s
         while (message := self.receive_now()) is None:
@@ -162,8 +163,7 @@ class Connection:
         """Call a function of the feeder, and return its result. Messages that arrive first are kept for `receive`.
 
         Raises:
-            TimeoutError, FeederDiedError: as `receive`.
-            LoaderClosedError: another thread has closed the connection.
+            TimeoutError, FeederDiedError, LoaderClosedError: as `receive`.
             Exception: the function's error, or the error that ended the feeder.
         """
         deadline_s = None if timeout_s is None else monotonic() + timeout_s
@@ -211,7 +211,7 @@ class Connection:
                 self.messages.append(message)
 
     def wait_reason(self) -> str:
-        """Return why no batch has come, in words; empty if unknown."""
+        """Return why no batch has come; empty if unknown."""
         if self._child is None:
             return "" if isinstance(self._channel, Channel) else self._channel.wait_reason()
         try:
@@ -229,7 +229,7 @@ class Connection:
         return self._slots.lease(slot)
 
     def _flush(self) -> None:
-        """Acknowledge batches and free slots, and send all queued messages."""
+        """Acknowledge batches and released slots, and send all queued messages."""
         if self._unacknowledged:
             unacknowledged, self._unacknowledged = self._unacknowledged, 0
             self._unsent.append(Acknowledge(unacknowledged, self._slots.take_released()))

@@ -32,7 +32,7 @@ MOST_KEPT = 10_000
 _MAX_LOGGED = 5
 # A wait is logged after this time, and then at this interval.
 WAIT_LOGGED_AFTER_S, WAIT_LOGGED_EVERY_S = 10.0, 60.0
-# Seconds after which a waiting pass checks again if another thread or task has ended the pass.
+# Seconds after which a waiting pass checks again whether another thread or task has ended the pass.
 _CHECK_S = 1.0
 
 
@@ -109,7 +109,7 @@ class BatchBuilder:
                 _log.warning("errors of further samples that are left out are not logged; see loader.skipped")
 
     def build(self, batch: ReadyBatch, memory: Bytes) -> Any:
-        """Build a batch with rows from a slot's memory."""
+        """Build a non-empty batch from a slot's memory."""
         assert batch.done.layout is not None
         layout = self._layouts.get(batch.done.layout)
         if layout is None:
@@ -127,7 +127,7 @@ _FINISHED = ""
 class EpochIterator(Iterator[Any], AsyncIterator[Any]):
     """Iterate over one epoch. If the iterator is dropped or closed early, the feeder abandons the epoch.
 
-    A pass finishes with its last batch, since a loop that counts steps does not request another batch.
+    A pass ended after its last batch counts as finished, since a loop that counts steps requests no more.
     """
 
     _stays_in_trainer = True
@@ -177,7 +177,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             StopIteration: the epoch is over.
             LoaderClosedError: the pass was ended.
             RuntimeError: another thread, or the parent of this process, uses the pass.
-            StreamloadError, TimeoutError: there is no batch; the next pass continues at the loop's position.
+            StreamloadError: there is no batch; the next pass continues at the loop's position.
         """
         acquire_for_thread(self._in_use)
         try:
@@ -299,7 +299,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                 log_after_s = self._log_wait(perf_counter() - since_s, log_after_s)
 
     def _log_wait(self, waited_s: float, log_after_s: float) -> float:
-        """Log why no batch has come if the wait exceeds `log_after_s`; return the wait for the next log."""
+        """Log why no batch has come if the wait exceeds `log_after_s`; return when to log again."""
         if waited_s < log_after_s:
             return log_after_s
         with Attempt() as attempt:  # an error of the feeder is raised at its batch's turn
@@ -371,14 +371,14 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             self._ahead = attempt.error
 
     def close(self) -> None:
-        """End the pass early, as leaving the loop does. A loop over the pass ends without an error. Idempotent."""
+        """End the pass early, as leaving the loop does. Its loop ends without error, unless it waits. Idempotent."""
         self.end(_CLOSED if self._turning.locked() else _FINISHED)
 
     def end(self, why: str) -> None:
-        """End the pass where it stands, without waiting.
+        """End the pass where it stands.
 
-        The feeder abandons the epoch. The feeder's processes end only if this pass waits for a batch, in another thread
-        or in a caller of this function.
+        The feeder abandons the epoch. Its processes end only if this pass waits for a batch, in another thread or in a
+        caller of this function.
         """
         if self._ended is not None:
             return
@@ -423,7 +423,10 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         return self
 
     async def __anext__(self) -> Any:
-        """Return the next batch. Other coroutines run first, and during the wait; a cancelled wait loses no batch."""
+        """Return the next batch; a cancelled wait loses no batch.
+
+        Other coroutines run first and, with workers, during the wait.
+        """
         try:
             await asyncio.sleep(0)
             requested_s, log_after_s = perf_counter(), WAIT_LOGGED_AFTER_S

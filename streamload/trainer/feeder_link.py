@@ -47,7 +47,7 @@ _log = logging.getLogger("streamload")
 
 
 class FeederLink:
-    """List the shards of a loader, and start its feeder at the first use and after each `disconnect`.
+    """List the shards of a loader, and start its feeder at the first use, also after `disconnect`.
 
     `sampling` is resolved here. `start_elsewhere` starts and configures feeders on other nodes, and returns a channel.
 
@@ -140,7 +140,7 @@ class FeederLink:
 
         Raises:
             LoaderClosedError: the loader was closed.
-            DatasetIndexError, StorageError: as `FeederClient.check_classes`.
+            TypeError, DatasetIndexError, StorageError: as `Options.pickled_job` and `FeederClient.check_classes`.
         """
         if self._closed:
             raise LoaderClosedError("the loader was closed; make a new one")
@@ -230,7 +230,7 @@ class FeederLink:
         self.disconnect()
 
     def _configure(self) -> None:
-        """Record the configuration of feeders. Raises as `FeederClient.check_classes`."""
+        """Record the configuration of feeders. Raises as `Options.pickled_job` and `FeederClient.check_classes`."""
         options = self.options
         try:
             self._client.check_classes(self._portions, self._listings, options)
@@ -303,6 +303,7 @@ class FeederClient:
 
         Raises:
             TypeError, ValueError: a storage option is invalid.
+            OSError, WorkerError: no process can be started.
         """
         if self.process is not None and self.process.death is not None:
             _log.warning("%s; another one is started in its place", self.process.death)
@@ -318,7 +319,7 @@ class FeederClient:
         return self.process
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """Call a function; if the feeder dies, call it once more in another process.
+        """Call a function, once more in another process if the feeder dies.
 
         Raises:
             WorkerError: the second feeder died as well.
@@ -407,7 +408,7 @@ def named_places(portions: Iterable[Portion]) -> list[str]:
 
 
 def listing_places(listing: Listing) -> list[str]:
-    """Return the folders of a listing's shards."""
+    """Return the folders of a listing's shards and indexes."""
     return [f"{folder}/" for folder in listing.folders]
 
 
@@ -427,7 +428,7 @@ def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], o
 
 @contextmanager
 def naming_dataset(name: str) -> Iterator[None]:
-    """Name a dataset of a mixture in the errors that the block raises."""
+    """Name a mixture's dataset in a TypeError or ValueError of the block."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -519,7 +520,7 @@ class SkippedMembers:
 
 
 class OpenDataset:
-    """Base of datasets that close at the end of a `with` block, and know the names of their classes."""
+    """Base of datasets that close at the end of a `with` block, and know their class names."""
 
     _listing: Listing
     _options: Options

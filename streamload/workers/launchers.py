@@ -76,7 +76,7 @@ def _local_ranks() -> tuple[int, bool]:
         count, tasks = _tasks_here(launcher.tasks_here), _number(launcher.tasks)
         if count and (tasks is None or tasks >= world_size):
             return count, True
-    cuda = sys.modules.get("torch.cuda")  # torch is not imported only to count devices
+    cuda = sys.modules.get("torch.cuda")  # importing torch to count devices would take too long
     return min(world_size, (cuda and cuda.device_count()) or world_size), False
 
 
@@ -99,7 +99,7 @@ def available_processors(root: str = "/") -> int:
 def processors_of_rank(root: str = "/") -> int:
     """Return the number of processors for this rank, at least 1.
 
-    Processors that the launcher has bound to this task alone are not divided, if the job has enough for all tasks.
+    Processors bound to this task alone are not divided if `SLURM_CPUS_ON_NODE` is enough for all tasks.
     """
     (ranks, may_be_bound), bound, quota = _local_ranks(), _bound_processors(), processor_quota(root)
     of_all = max(bound, _number("SLURM_CPUS_ON_NODE") or 0) if may_be_bound else bound

@@ -90,7 +90,7 @@ class ProcessPool(Pool):
         super().__init__(started, shards, events, _TASKS_AHEAD)
 
     def abandon_unwanted(self) -> None:
-        """Drop unwanted tasks; after a second, replace the workers that are still busy with one."""
+        """Drop unwanted tasks; after a second, replace workers that are still busy with unwanted ones."""
         self._returned = deque(self._wanted(self._returned))
         held = [task for worker in self.workers for task in worker.tasks.values()]
         unwanted = {task.number for task in held if not self._events.is_wanted(task)}
@@ -193,8 +193,8 @@ class ProcessPool(Pool):
         if not worker.started:
             self._deaths_in_a_row += 1
             if self._deaths_in_a_row >= self._most_deaths_in_a_row:
-                times = f"{self._deaths_in_a_row} times running"
-                self._events.broken(WorkerError(f"a worker process {how} before it was ready, {times}"))
+                died = f"{self._deaths_in_a_row} workers died in a row"
+                self._events.broken(WorkerError(f"{died}; the last one, not yet ready, {how}"))
                 return
         held = list(worker.tasks.values())
         tasks = self._wanted(held)

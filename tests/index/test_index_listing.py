@@ -195,7 +195,7 @@ def test_a_shard_that_the_index_names_and_is_gone_is_missing(tmp_path: Path) -> 
     write(tmp_path, [1, 1, 1])
     (tmp_path / "shard0-000000.tar").rename(tmp_path / ".shard0.tar")
     index_shards([tmp_path / ".shard0.tar", tmp_path / "shard1-000000.tar"], str(tmp_path / ".streamload"))
-    with pytest.raises(ShardNotFoundError, match="but the index beside it names it.*shard0-000000"):
+    with pytest.raises(ShardNotFoundError, match="but its index names it.*shard0-000000"):
         list_shards(tmp_path)
     (tmp_path / "shard0-000000.tar").write_bytes((tmp_path / ".shard0.tar").read_bytes())
     listing = list_shards(tmp_path)

@@ -95,7 +95,7 @@ def test_the_last_shard_that_was_taken_away_is_named(dataset: Path, command: str
     for shard in dataset.glob("*.tar"):
         shard.unlink()
     status, _, err = run(streamload.app, command, dataset)
-    said = "this shard does not exist, but the index beside it names it; restore it, or remove .streamload"
+    said = "this shard does not exist, but its index names it; restore it, or remove .streamload"
     assert (status, err) == (1, f"error: {said} (at '{dataset}/shard-000000.tar')\n")
 
 

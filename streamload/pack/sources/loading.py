@@ -82,7 +82,7 @@ def check_image_file(data: bytes) -> None:
     if is_jpeg(view):
         image_size(view)
         if not data.endswith(_END_OF_IMAGE) and data.find(_END_OF_IMAGE, frame_and_scan(view)[3]) < 0:
-            raise ValueError("the JPEG is cut short: its end-of-image marker is missing")  # a thumbnail has one too
+            raise ValueError("the JPEG is cut short: its end-of-image marker is missing")  # a thumbnail's is ignored
     elif data.startswith(b"RIFF") and len(data) < 8 + int.from_bytes(data[4:8], "little"):
         raise ValueError("the WEBP is cut short")
     else:
@@ -115,7 +115,7 @@ class Resizing:
 
 
 def _upright(pixels: NDArray[np.uint8], data: bytes) -> NDArray[np.uint8]:
-    """Apply the EXIF orientation in `data`, the pixels' file; ignore damaged metadata."""
+    """Apply the EXIF orientation in `data`, the encoded image; ignore damaged metadata."""
     from PIL import Image, ImageOps
 
     if is_jpeg(memoryview(data)) and b"Exif\0\0" not in data[: 1 << 17]:
