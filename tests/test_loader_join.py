@@ -181,7 +181,7 @@ def test_what_is_no_sidecar_is_refused_with_what_to_do(dataset: Path, tmp_path: 
     refused(bare, DatasetIndexError, r"join=.*bare' has no index.*streamload index")
     few = tmp_path / "few"
     write_samples(few, [{"__key__": key(0), "emb.npy": embedding(0)}])
-    refused([few], ValueError, r"few' has 1 shard but not 'shard-000001.tar', one of 6")
+    refused([few], ValueError, r"few' has 1 shard, but 'shard-000001.tar', one of 6, has no unique match")
     refused(write_main(tmp_path / "same"), ValueError, r"same' has the field 'bin', which the shards have too")
     refused(dataset / "nothing", ShardNotFoundError, "no such shard or folder")
     with pytest.raises(ValueError, match=r"no sample has 'emb'; there are bin, cls, "):

@@ -157,9 +157,9 @@ def _matched(shards: Sequence[Shard], others: Sequence[Shard], shown: str) -> li
         return list(range(len(names)))
     lacking = next((name for name in names if name not in numbers), names[0])
     raise ValueError(
-        f"{shown} has {counted(len(others), 'shard')} but not {lacking!r}, one of {len(names):,}; a sidecar needs "
-        "a shard of the same name for each shard, or equally many in the same order, as `streamload map --sidecar` "
-        "writes them"
+        f"{shown} has {counted(len(others), 'shard')}, but {lacking!r}, one of {len(names):,}, has no unique match; a "
+        "sidecar needs a shard of the same name for each shard, or equally many in the same order, as `streamload map "
+        "--sidecar` writes them"
     )
 
 
