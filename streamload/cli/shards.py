@@ -646,7 +646,7 @@ def bench_command(
 
 
 def _common_fields(urls: Sequence[str], index: str | None, storage_options: dict[str, Any]) -> tuple[str, ...]:
-    """Return the fields that all samples of the first shard have; image fields are alternatives."""
+    """Return the fields that all samples of the first shard have, with `image_fields` as alternatives."""
     storages = Storages(storage_options)
     listing = list_shards(urls, index, storages)
     first = replace(listing, shards=listing.shards[:1], counts=None)
@@ -722,7 +722,7 @@ def in_order(
 ) -> Iterator[Iterator[_Result]]:
     """Call a function for each shard, on threads or in a pool, and open an iterator over the results in order.
 
-    `label` turns progress on. Leaving the context stops all calls.
+    `label` turns progress on. Leaving the context stops calls on threads.
     """
     stopped, counting = Event(), Lock()
     with Progress(label, len(items), "shards") if label else nullcontext() as progress:

@@ -279,7 +279,7 @@ class FeederActor:
         self._ended = True
 
     def version(self) -> str:
-        """Return the version of streamload, which must equal the trainer's, since they exchange pickles."""
+        """Return the version of streamload, which must equal the trainer's, since both exchange pickles."""
         return own_version()
 
     def start(self, program: Program, configure: bytes, num_cpus: int, budget_is_automatic: bool) -> None:

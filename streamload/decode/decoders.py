@@ -227,7 +227,7 @@ def decode_npz(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) ->
     """Decode an npz file to a dict: arrays for members `name.npy` (as `name`), bytes for any other.
 
     Raises:
-        ValueError: `data` is not a complete zip archive, a checksum is wrong, a name occurs twice, the compression is
+        ValueError: `data` is not a complete zip archive, a member is damaged, a name occurs twice, the compression is
             not one that `numpy.savez` uses, or the contents exceed `data` by more than `limit_bytes`.
     """
     try:

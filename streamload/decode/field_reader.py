@@ -34,7 +34,8 @@ _ROWS_PER_SHARD = 8
 # Rows above this size are copied one by one, smaller ones by one indexing operation per shard.
 _ROW_BY_ROW_BYTES = 1024
 
-# Fields above this size are read one by one: a call costs little next to the copy, and no other pages are mapped.
+# Fields above this size, except npy arrays of equal size, are read one by one: a call costs little next to the copy,
+# and no other pages are mapped.
 _VIEWED_BYTES = 32 << 10
 
 # Decoded arrays below this size are copied to their batch together, which is faster.
@@ -124,7 +125,7 @@ class Work:
         failed: Callable[[int, Exception], RowFailure],
         numbers: range | None = None,
     ) -> None:
-        """Run an action over all rows that have not failed; if it raises, its row fails and the next follows."""
+        """Run an action over rows that have not failed; if it raises, the current row fails and the next follows."""
         progress, failures = self.progress, self.failures
 
         def left() -> Iterator[int]:
@@ -376,7 +377,7 @@ def _copy(gathered: _Gathered, out: NDArray[Any]) -> None:
 def _arrays(
     column: Column, gathered: _Gathered, blocks: list[NDArray[Any]] | None
 ) -> NDArray[Any] | dict[int, NDArray[Any]] | None:
-    """Copy equally shaped arrays to their batches' memory if they fit, else to new memory; None if they differ."""
+    """Copy C-order arrays with equal headers to their batches' memory if they fit, else new memory; None for others."""
     (shards, _, memory, starts), size = gathered, int(column.sizes[0])
     first = memory[int(shards[0])][int(starts[0]) :][:size]
     try:

@@ -2,13 +2,13 @@
 
 Processes may die at any instant. These invariants hold:
 
-- A file under a final name is whole: one rename gives it that name. Each process verifies its checksums once.
+- A file under a final name is whole: one rename gives it that name. Every other process verifies the checksums once.
 - All files together take at most `size_bytes`; a temporary file has its full size from the start.
-- A shard is never evicted for another one of the same dataset, so shards that fit come from the disk in every epoch.
+- A shard is never evicted for another one of the same dataset, so shards that fit come from disk in every epoch.
   Files of other datasets and older versions are evicted, unless in use.
 - The next process that opens the cache removes temporary files that no process has locked.
 
-Files are created and removed under the folder's lock.
+Files are created and evicted under the folder's lock.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class DiskCache:
             with locked_file(self._lock_file, _LOCK_WAIT_S):
                 self._remove_abandoned()
         except LockBusyError:
-            pass  # `open` removes them
+            pass  # `open` tries again
         except OSError as exc:
             self.turn_off(exc)
 
@@ -226,7 +226,7 @@ class DiskCache:
         """Stop writing after the disk refused an operation; warn the first time."""
         self._writable = False
         self._readable = self._readable and exc.errno not in _UNREADABLE
-        self.warn_once("is off from now on, and shards are read without it (%s)", exc.strerror or exc)
+        self.warn_once("stores nothing from now on: %s", exc.strerror or exc)
 
     def _fits(self, identity: ShardIdentity) -> bool:
         needed_bytes = cached_bytes(identity.bytes, self._part_bytes)

@@ -49,7 +49,7 @@ def fetched_shards(listing: Listing, storages: Storages) -> frozenset[int]:
 
 
 class OpenShard(NamedTuple):
-    """A shard that can be mapped; the receiver closes the descriptor, which is read-only."""
+    """A shard that can be mapped for reading; the receiver closes the descriptor."""
 
     url: str
     size_bytes: int

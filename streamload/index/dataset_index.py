@@ -492,7 +492,7 @@ class IndexFolder:
             gone: returns True for names whose entries are dropped.
 
         Raises:
-            ValueError: a name contains a folder or occurs twice.
+            ValueError: `entries` is empty, or a name contains a folder or occurs twice.
         """
         new = {entry.name: entry for entry in entries}
         if not new or len(new) != len(entries):

@@ -81,7 +81,8 @@ class SlotPool:
     the batch), `note_released` (no view is left; the slot is free again). Workers and the trainer get duplicates of its
     descriptor; the trainer closes its duplicate after mapping.
 
-    A user who keeps batches keeps their slots; after `MOST_KEPT_SLOTS` the pool forgets the oldest.
+    A user who keeps batches keeps their slots; after `MOST_KEPT_SLOTS` (fewer if descriptors are scarce) the pool
+    forgets the oldest.
 
     Args:
         descriptors: the limit of open descriptors; 0 for this process's limit.
@@ -196,7 +197,7 @@ class SlotReader:
 
     def lease(self, slot: int) -> Bytes:
         """Return a slot's memory for one batch; the slot is free when all views of it are gone."""
-        # Made through a memoryview: otherwise NumPy refers the user's views to the mapped array, and the lease ends.
+        # Made through a memoryview: otherwise NumPy would refer views to the mapped array, and the lease would end.
         lease = np.frombuffer(self._memory[slot].data, np.uint8)
         self._leases[slot] = weakref.ref(lease, partial(_end_lease, slot, self._leases, self._ended))
         return lease

@@ -77,7 +77,7 @@ _row(
     *_REGION_CODES,
     *(301, 302, 307, 308),
 )
-_row(ShardNotFoundError, "no such shard; check its url and the range in its braces", "NoSuchKey", "BlobNotFound", 404)
+_row(ShardNotFoundError, "no such shard; check its url, and any range in braces", "NoSuchKey", "BlobNotFound", 404)
 _row(ShardNotFoundError, "there is no such bucket ({shown}); check its name and the endpoint", *_NO_BUCKET_CODES)
 _row(ShardChangedError, "the object ends before the bytes that were requested, so it was changed", 416)
 _row(
@@ -89,7 +89,7 @@ _row(
 _row(TransientStorageError, "the storage failed ({shown}); try again later", *_FAILED)
 _row(TransientStorageError, "the storage did not answer in time; try again later", "timeout")
 _row(TransientStorageError, "the answer broke off; try again later", "broken")
-_row(TransientStorageError, "the server sent a part that was not requested; try again later", "other part")
+_row(TransientStorageError, "the bytes that came are not the part that was requested; try again later", "other part")
 _row(
     WholeAnswerError,
     "this server does not serve parts of files (it sent a whole one); use another (nginx, caddy, rclone serve), or "

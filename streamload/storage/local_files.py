@@ -36,7 +36,7 @@ def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: boo
     """Write a file under a hidden temporary name in its own folder, then rename it.
 
     On an error, the temporary file is removed and a previous file at `path` stays. If `durable`, the bytes are flushed
-    to the disk before the renaming.
+    to disk before renaming.
 
     Raises:
         OSError: the folder is missing, cannot be written or is full; the error's filename is `path`.
@@ -70,7 +70,7 @@ def refuse_url(argument: str, folder: str | os.PathLike[str]) -> None:
 
 
 def why_not_private(folder: str) -> str | None:
-    """Return why a folder may hold files of another user; None if the folder is missing, or cannot hold any."""
+    """Return why a folder may hold files of another user; None if missing, this user's, or writable by root alone."""
     try:
         status = os.lstat(folder)
     except OSError:
@@ -99,7 +99,7 @@ def make_private_folder(folder: str) -> None:
 
 
 def local_path(url: str) -> str:
-    """Return the absolute path of a local url. Raises ValueError for a `file://` url of another host."""
+    """Return a local url's absolute path. Raises ValueError for a `file:` url with another host or relative path."""
     if url.startswith("/"):
         return url
     if url[:5].lower() == "file:":
@@ -130,7 +130,7 @@ def open_regular(url: str) -> tuple[int, os.stat_result]:
 
 @dataclass(frozen=True, slots=True)
 class LocalStorage:
-    """Read and write files by path or `file://` url; if `durable`, `write` waits until the bytes are on the disk."""
+    """Read and write files by path or `file://` url; if `durable`, `write` waits until the bytes are on disk."""
 
     durable: bool = True
 

@@ -45,7 +45,7 @@ _WINDOW_BYTES = 1 << 20
 
 
 def scan_shard(data: memoryview | NDArray[np.uint8], url: str, *, every_byte: bool = False) -> ShardTable:
-    """Scan an uncompressed tar archive, and verify every header and the end of the archive.
+    """Scan an uncompressed tar archive, and verify every header and the archive's end.
 
     Args:
         data: uint8[n], the whole shard, contiguous.
@@ -111,7 +111,7 @@ def scan_file(
 
 
 def scan_piece(data: memoryview | NDArray[np.uint8], url: str, *, start: int, total: int | None) -> ScannedPiece:
-    """Scan the whole samples in the bytes that have arrived of an uncompressed tar archive.
+    """Scan the complete samples in the arrived bytes of an uncompressed tar archive.
 
     Checks what `scan_shard` checks, except keys repeated across pieces, which `Scanner` refuses.
 
@@ -398,7 +398,7 @@ def _labels_of(table: ShardTable, payload: Callable[[int, int], bytes | memoryvi
 
 
 def parse_label(payload: bytes | memoryview) -> int | None:
-    """Return the decimal integer of 64 bits in a label field, or None."""
+    """Return the 64-bit decimal integer in a label field, or None."""
     match = _INTEGER.fullmatch(payload) if len(payload) <= _MOST_LABEL_BYTES else None
     label = int(match[1]) if match is not None else None
     return label if label is not None and -(1 << 63) <= label < 1 << 63 else None
@@ -491,7 +491,7 @@ def _reason_to_skip(name: bytes, component: int, dot: int) -> str | None:
     if dot > component:
         return "reserved field" if _RESERVED.fullmatch(name, dot + 1) else None
     if component == len(name) and name:
-        return "directory"  # V7 tar marks a directory by nothing but the slash
+        return "directory"  # V7 tar marks a directory only by the slash
     return "hidden" if dot == component else "no extension"
 
 

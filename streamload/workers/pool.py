@@ -37,7 +37,7 @@ class PoolEvents(NamedTuple):
         is_wanted: returns True if an unfinished task must still be done.
         dropped: called for an unwanted task, which gets no answer.
         done: called with the answer to a task.
-        has_room: called when the pool accepts tasks again.
+        has_room: called when a worker has started.
         broken: called with the error if the pool cannot continue.
     """
 

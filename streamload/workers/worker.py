@@ -27,7 +27,7 @@ from streamload.memory.mapped import map_memory
 from streamload.memory.unnamed import keep_freed_memory, raise_descriptor_limit
 from streamload.workers.launch import PROGRESS_BYTES, STACK_SIGNAL
 
-# Freed memory that a worker keeps, since users' functions allocate and free some hundred kilobytes for each row.
+# Freed memory that a worker keeps, since users' functions allocate and free hundreds of kilobytes for each row.
 _KEPT_BYTES = 32 << 20
 
 

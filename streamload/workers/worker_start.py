@@ -1,4 +1,4 @@
-"""Enter a worker process: have it killed with the feeder before it imports anything else.
+"""Enter a worker process: before other imports, make it die with the feeder.
 
 Otherwise the workers of a feeder that is killed early would outlive it until their imports are done.
 """

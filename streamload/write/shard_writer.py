@@ -59,11 +59,11 @@ _HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{16}\.partial")
 class ShardWriter:
     """Write samples into numbered shards with an index, in a local folder or a bucket.
 
-    A local shard has a hidden name until it is complete and flushed to the disk. A remote shard grows in an unnamed
+    A local shard has a hidden name until it is complete and flushed to disk. A remote shard grows in an unnamed
     temporary file, and is uploaded when it is full. `close()` writes the index; until then its tables are held in
     memory, about 100 bytes per sample. The same samples give the same bytes. `pack` writes with several processes.
 
-    An exception in the `with` block discards the unfinished shard, and no index is written. Readers refuse the
+    An exception in the `with` block discards the unfinished shard and writes no index. Readers refuse the
     published shards as incomplete until the shards are written again with `overwrite=True` (or
     `.streamload-unfinished.json` is removed). Not thread-safe, and only one process at a time may write to a remote
     folder.
@@ -151,8 +151,9 @@ class ShardWriter:
                 names of the form `__x__` are skipped, so a loader's samples can be written unchanged.
 
         Raises:
-            TypeError, ValueError: the sample cannot be stored, would be read back differently, is larger than a shard
-                may be, or has a key that the shard already has. Nothing was written; the writer can still be used.
+            TypeError, ValueError, ImportError: the sample cannot be stored, would be read back differently, is larger
+                than a shard may be, or has a key that the shard already has. Nothing was written; the writer can still
+                be used.
             StorageError, DatasetIndexError: the shard cannot be written, or the index of the shards to overwrite is
                 damaged; the unfinished shard is discarded and the writer is closed.
         """
@@ -203,7 +204,7 @@ class ShardWriter:
             self.write(sample)
 
     def close(self) -> None:
-        """Publish the last shard and write the index. Idempotent. Raises StorageError."""
+        """Publish the last shard and write the index. Idempotent. Raises StorageError, DatasetIndexError."""
         if self._closed:
             return
         try:
@@ -340,8 +341,8 @@ class ConsecutiveShards:
     def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
         """Append a sample; if the growing shard is full, publish it and start another.
 
-        Raises StreamloadError if a shard cannot be written; ValueError, before writing, if the sample is larger than a
-        shard may be or repeats a key.
+        Raises StreamloadError if a shard cannot be written; ValueError, before writing, if the sample is too large,
+        repeats a key, or adds too many fields.
         """
         size, limit = size_of(members), self._max_bytes
         if limit is not None and size + len(END_OF_ARCHIVE) > limit:
@@ -403,7 +404,7 @@ class ConsecutiveShards:
                     "room there, choose another folder with TMPDIR, or make shards smaller with max_bytes",
                     url=url,
                 ) from exc
-            message = f"cannot write shards to {folder.folder!r}: {reason}; make room there, or choose another"
+            message = f"cannot write shards to {folder.folder!r}: {reason}; check permissions and space, or use another"
             raise StorageError(message, url=url) from exc
 
 
@@ -443,7 +444,7 @@ class Destination:
     """
 
     def __init__(self, folder: str, storages: Storages, *, durable: bool = True) -> None:
-        """Write nothing yet. With `durable`, local shards are flushed to the disk before they are published.
+        """Write nothing yet. With `durable`, local shards are flushed to disk before they are published.
 
         Raises:
             ValueError: the url does not name a folder.
@@ -591,7 +592,7 @@ class GrowingShard:
         if self._durable:
             os.fsync(self._file.fileno())
         self._file.close()
-        with locked_folder(folder):  # a hard link would check and rename in one step, but exFAT, SMB and FUSE lack them
+        with locked_folder(folder):  # a hard link would check and rename in one step, but exFAT, SMB and FUSE have none
             if not replace and os.path.lexists(path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             os.replace(hidden, path)

@@ -34,7 +34,7 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplement
 
 
 def rows_of_arrays(path: str, options: SourceOptions) -> Source:
-    """Return the rows of a file's arrays as samples; keys are row numbers of nine digits.
+    """Return the rows of a file's arrays as samples; keys are nine-digit row numbers.
 
     Labels are taken from the array `label_column`, by default from an array of integers called `y`, `label` or
     `labels`, in this order. Raises OSError and UsageError.
@@ -133,7 +133,7 @@ def _tensors(path: str) -> dict[str, NDArray[Any]]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as exc:  # torch may raise anything for a damaged file
-        reason = "cannot be read without running code from it; save only tensors"
+        reason = "is damaged, of an old format, or holds more than tensors; save only tensors with torch.save"
         raise UsageError(f"{path!r} {reason} ({type(exc).__name__})") from exc
     if isinstance(content, torch.Tensor):
         content = {"": content}

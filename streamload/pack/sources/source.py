@@ -82,7 +82,7 @@ class SourceSample(NamedTuple):
     values: tuple[tuple[str, bytes], ...] = ()
 
     def meaning(self) -> tuple[object, ...]:
-        """Return a tuple that determines the stored bytes, with digests in place of contents."""
+        """Return a tuple that determines the stored bytes, with digests in place of members' contents."""
         members = [
             member if member.content is None else member._replace(content=hashlib.sha256(member.content).digest())
             for member in self.members
