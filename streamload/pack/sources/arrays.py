@@ -134,14 +134,14 @@ def _tensors(path: str) -> dict[str, NDArray[Any]]:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as exc:  # torch may raise anything for a damaged file
         reason = "is damaged, of an old format, or holds more than tensors; save only tensors with torch.save"
-        raise UsageError(f"{path!r} {reason} ({type(exc).__name__})") from exc
+        raise UsageError(f"it {reason} ({type(exc).__name__})") from exc
     if isinstance(content, torch.Tensor):
         content = {"": content}
     elif isinstance(content, list | tuple):
         content = dict(zip(("x", "y") if len(content) == 2 else map(str, range(len(content))), content, strict=True))
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
-        raise UsageError(f"{path!r} holds more than tensors; save a tensor, a dict, or a tuple such as (x, y)")
+        raise UsageError("it holds more than tensors; save a tensor, a dict, or a tuple such as (x, y)")
     try:
         return {str(name): tensor.detach().numpy() for name, tensor in content.items()}
     except (TypeError, RuntimeError) as exc:
-        raise UsageError(f"{path!r}: {exc}; convert the tensor before saving it, as with .float()") from exc
+        raise UsageError(f"{exc}; convert the tensor before saving it, as with .float()") from exc
