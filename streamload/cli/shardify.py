@@ -43,7 +43,7 @@ def shardify(
     shuffle: bool = typer.Option(True, help="Shuffle; otherwise keep the order of classes and paths, or of rows."),
     seed: int = typer.Option(0, help="Seed of the shuffle and of --split.", min=0, max=2**64 - 1),
     split: str | None = typer.Option(None, help="Split each class at random into folders: train=0.9,val=0.1."),
-    resize: int | None = typer.Option(None, help="Shorter side, in pixels, after shrinking to an upright JPEG.", min=1),
+    resize: int | None = typer.Option(None, help="Shrink larger images to this shorter side (pixels), as JPEG.", min=1),
     quality: int | None = typer.Option(None, help="JPEG quality of --resize. Default: 90.", min=1, max=100),
     workers: int | None = typer.Option(None, help="Processes, without effect on shards. Default: one per core.", min=1),
     ray: command.Ray = None,
@@ -56,7 +56,7 @@ def shardify(
     text_column: Annotated[
         list[str] | None, typer.Option(help="A column to store as txt, such as captions; repeatable.")
     ] = None,
-    labels_as_names: bool = typer.Option(False, "--labels-as-names", help="Treat labels as names, even numbers."),
+    labels_as_names: bool = typer.Option(False, "--labels-as-names", help="Treat all labels as names, numbers too."),
     keep_columns: bool = typer.Option(False, "--keep-columns", help="Store the table's other columns as json."),
     split_column: str | None = typer.Option(None, help="The column of splits; each is packed into DEST/SPLIT."),
     stems: bool | None = typer.Option(
@@ -74,8 +74,9 @@ def shardify(
 ) -> None:
     """Pack images, arrays or any files into shards, with an index and classes.json.
 
-    Files are stored unchanged, under their extension (jpeg as jpg), with the number of their class as cls. The same
-    files and options give the same bytes. Readers refuse DEST until everything is packed; --resume continues.
+    Unless resized, files are stored unchanged, under their extension (jpeg as jpg), with the number of their class as
+    cls. The same files and options give the same bytes. Readers refuse DEST until everything is packed; --resume
+    continues.
 
     Examples:
       shardify photos shards                                 photos/<class>/*.jpg
@@ -159,7 +160,7 @@ def _folder(source: str, dest: str, storages: Storages) -> str:
     real_source, real_dest = os.path.realpath(source), os.path.realpath(folder.path)
     if os.path.isdir(source) and os.path.commonpath([real_source, real_dest]) == real_source:
         raise UsageError(
-            f"DEST {folder.path!r} lies in SOURCE {source!r}, where the shards would look like a class; choose another"
+            f"DEST {folder.path!r} lies in SOURCE {source!r}, where shards would look like a class; choose another DEST"
         )
     return folder.path
 
@@ -182,10 +183,10 @@ def map_command(
     ray: command.Ray = None,
     storage_option: command.StorageOption = None,
 ) -> None:
-    """Call a function for each sample and write its results: a sample, a list of samples, or None for none.
+    """Call a function for each sample and write the result: a sample, a list of samples, or nothing for None.
 
-    A sample is a dict of "__key__" and the fields' bytes. Each shard becomes a shard of the same name, unless
-    --max-bytes or --max-count is given. Readers refuse DEST until everything is done.
+    A sample is a dict of "__key__", "__url__" and the fields' bytes. Each shard becomes a shard of the same name,
+    unless --max-bytes or --max-count is given. Readers refuse DEST until everything is done.
 
     Examples:
       streamload map filters:large_enough shards/train shards/large

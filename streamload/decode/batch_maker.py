@@ -75,7 +75,7 @@ class TaskRunner:
     """Run the tasks of one worker, one at a time, with the shards and slots that the pool has opened for it.
 
     Most batches of a job share a layout, so rows are written in place, in the layout of the previous batch. A batch
-    that does not fit gets its own layout.
+    that does not fit gets its own.
 
     `in_callers_process` is as for `RowMaker`; shards are then not mapped, see `OpenShards`.
     """
@@ -170,7 +170,7 @@ class TaskRunner:
         return self._randomness[1]
 
     def _blocks(self, task: RowTask, expected: Layout) -> dict[int, list[NDArray[Any]]]:
-        """Return the memory in the batches' slots for each array of a row, by the array's number."""
+        """Return the memory in the batches' slots for each array of a row, by the array's position there."""
         if not isinstance(expected.tree, MappingNode | SequenceNode):
             return {}
         views = []

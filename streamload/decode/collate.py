@@ -1,6 +1,6 @@
 """Collate rows into a slot's memory in the worker, and build the batch on that memory in the trainer.
 
-The rules are those of torch's `default_collate`; only the last step, from arrays to tensors, needs torch.
+The rules are those of torch's `default_collate`, but rows of one layout need torch only to make tensors of arrays.
 
 A layout is a batch's tree of containers, with each array's place in the slot; other values are stored in columns after
 the arrays. `describe_rows` derives a layout from one row, and `describe_batch` from the result of a `collate_fn`.
@@ -91,7 +91,7 @@ Node = ArrayLeaf | ValueLeaf | MappingNode | SequenceNode
 
 @dataclass(frozen=True)
 class Layout:
-    """The tree of a batch, and its place in a slot.
+    """The tree of a batch, and its arrays' places in a slot.
 
     Attributes:
         arrays: the tree's array leaves, by number.
@@ -167,7 +167,7 @@ def as_array(tensor: Any) -> tuple[NDArray[Any], str | None]:
     """View a dense CPU tensor as an array; also return its dtype's name if NumPy lacks it."""
     tensor, torch = tensor.detach(), sys.modules["torch"]
     if not _is_dense(tensor):
-        raise TypeError(f"a batch takes dense CPU tensors, got {tensor.layout} on {tensor.device}")
+        raise TypeError(f"a batch takes dense CPU tensors, got {tensor.layout} of {tensor.dtype} on {tensor.device}")
     try:
         return tensor.resolve_conj().resolve_neg().numpy(), None
     except TypeError:
@@ -226,8 +226,8 @@ def outline(value: Any) -> str:
 def describe_batch(batch: Any) -> tuple[Layout, list[NDArray[Any]], list[list[Any]]]:
     """Return the layout of a `collate_fn`'s result, its arrays and its columns of values.
 
-    Dense arrays and tensors in plain dicts, lists, tuples and named tuples become arrays of the slot; all other values
-    are stored in a column.
+    Numeric arrays and dense tensors in plain dicts, lists, tuples and named tuples become arrays of the slot; all other
+    values are stored in a column.
     """
     builder = _Builder()
     builder.columns.append([])
@@ -252,7 +252,7 @@ def _describe_whole(value: Any, builder: _Builder) -> Node:
 
 
 def slot_views(layout: Layout, memory: Bytes, rows: int | None) -> list[NDArray[Any]]:
-    """Return a layout's arrays in a slot's memory, in their logical shapes; `rows` is None if it has no rows."""
+    """Return a layout's arrays in a slot's memory, in their logical shapes; `rows` is None if the layout has none."""
     views = []
     lead = () if rows is None else (rows,)
     for leaf, start in zip(layout.arrays, layout.offsets, strict=False):
@@ -577,7 +577,7 @@ def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:
 
 
 def torch_collate(samples: list[Any]) -> Any:
-    """Collate samples that differ in layout with torch's `default_collate`, which may raise."""
+    """Collate samples without a common layout by torch's `default_collate`, which may raise."""
     from torch.utils.data import default_collate
 
     return default_collate(samples)

@@ -388,7 +388,7 @@ class UserFunction:
         return self._function(value, **options)
 
     def from_encoded(self, data: memoryview, rng: Any, out: Any = None) -> Any:
-        """Decode a field's bytes and apply the first operation; apply `rest` to the result."""
+        """Decode a field's bytes and apply the first operation; the caller applies `rest`."""
         assert self._from_encoded is not None
         return self._from_encoded(data, rng, **({"out": out} if self._takes_out and self.rest is None else {}))
 
@@ -396,7 +396,7 @@ class UserFunction:
 def _torchvision_advice(function: object) -> str | None:
     """Return advice if the first transform of a field or sample is a torchvision `v2` transform that needs tensors.
 
-    Such a transform silently ignores all but tensors and PIL images, so a model would be trained without it.
+    It would silently ignore arrays, so a model would be trained without it.
     """
     module, name = type(function).__module__, type(function).__name__
     if is_ours(function):  # streamload's own return arrays for arrays, except ToTensor
@@ -493,7 +493,7 @@ def _torch_generator() -> Any:
 
 
 class EventLoop:
-    """Run coroutines of user functions, always in the same event loop, so that they can keep connections open in it.
+    """Run coroutines of user functions, always in one event loop, so that they can keep connections open.
 
     A fork gets a loop of its own. While the caller's loop runs, as in a notebook, a thread runs this loop.
     """

@@ -110,7 +110,7 @@ class _Process:
             self._loop.add_reader(self._pidfd, self.ended.set)
         except ProcessLookupError:  # the trainer is gone already
             self.ended.set()
-        except (AttributeError, OSError):  # Linux before 5.3, or the trainer is in another container
+        except (AttributeError, OSError):  # macOS, Linux before 5.3, or a sandbox that forbids it
             pass
 
     def _on_exception(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -1,9 +1,10 @@
 """Plan a rank's batches, epoch after epoch, submit the tasks that make them, and announce them in order.
 
-Nothing here waits or does I/O. The owner calls `pump` after every event (a task done, a batch taken, a worker ready),
-which schedules all that can be scheduled now. So the same code runs in an event loop and in the caller's thread.
+Nothing here waits for tasks or for the bytes of shards. After every event (a task done, a batch taken, a worker ready),
+the owner calls `pump`, which schedules all that can be scheduled now. So the same code runs in an event loop and in the
+caller's thread.
 
-- A failed sample travels with its batch; the loop raises the error, or leaves the sample out, at the batch's turn.
+- A failed sample travels with its batch; the loop raises or records the error at the batch's turn.
 - A shard that cannot be read ends the epoch: `pump` raises once all batches before it have been made. Retries belong to
   the storage and to the pool.
 - The pool handles the death of a worker.
@@ -85,8 +86,8 @@ class BatchStream:
     """Make the epoch that the trainer has requested, and begin the next one before it is requested.
 
     The first batches of the next epoch are made while the trainer uses the last ones of the current epoch, and
-    announced when the next epoch is requested. A failure while working ahead is dropped, and recurs then. If the
-    trainer leaves its epoch or requests another, all unannounced batches are dropped.
+    announced when the next epoch is requested. A failure while working ahead is dropped; it recurs in that epoch. If
+    the trainer leaves its epoch or requests another, all unannounced batches are dropped.
 
     Args:
         engine: the components of the feeder.
@@ -594,7 +595,7 @@ class Scans:
         """Request the counts of some shards.
 
         Raises:
-            DatasetIndexError: an index is damaged.
+            DatasetIndexError, StorageError: as for `Dataset.find`.
         """
         counts = self._tables.counts.values
         for shard in shards:
@@ -715,7 +716,7 @@ class Scans:
         return None
 
     def on_done(self, done: ScanDone) -> None:
-        """Record the result of a scan. Raises DatasetIndexError if an index is damaged."""
+        """Record the result of a scan. Raises ShardFormatError as `Scanner.add` does."""
         self._end(done.number)
         for result in done.shards:
             shard, piece = result.shard, result.piece

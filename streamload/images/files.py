@@ -63,7 +63,7 @@ def image_size(data: memoryview) -> tuple[int, int]:
     """Return (height, width) in pixels, from the header alone.
 
     Raises:
-        ValueError: the bytes do not begin like an image of a known format.
+        ValueError: unknown format, or a damaged header.
     """
     header = jpeg_header(data)
     if header is not None:
@@ -73,7 +73,7 @@ def image_size(data: memoryview) -> tuple[int, int]:
 
 
 def decode_image(data: memoryview, *, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-    """Decode an image to uint8 (height, width, 3), C-contiguous; the first bytes decide the format, not the name.
+    """Decode an image to uint8 (height, width, 3), C-contiguous; the first bytes, not the name, decide the format.
 
     Args:
         data: the encoded file.
@@ -116,7 +116,7 @@ def _check_size(
     scans = bytes(data).count(b"\xff\xda") if progressive else 0
     if scans * height * width > _WHOLE_SCANS_LIMIT * PIXEL_LIMIT:
         raise ValueError(
-            f"the JPEG has about {scans} scans over {height} x {width} pixels, which would take hours to decode; "
+            f"the JPEG has about {scans} scans over {height} x {width} pixels, which would take too long to decode; "
             "write it again with the usual 10 or so"
         )
 
@@ -262,7 +262,7 @@ def grey(data: bytes) -> NDArray[np.uint8]:
         uint8 (height, width).
 
     Raises:
-        ValueError: unknown format, damaged, truncated, too large, or more than 8 bits per channel.
+        ValueError: as for `decode_image`.
     """
     return read_with_pillow(memoryview(data), lambda image: _converted(image, "L"))
 

@@ -153,7 +153,8 @@ class Dataset:
         """Return a shard's table, with its sidecars' fields.
 
         Raises:
-            DatasetIndexError: as for `find`; or a sidecar has other samples, another order, or a field of its shard.
+            DatasetIndexError: as for `find`; or a sidecar matches no sample, is in another order, or repeats a field.
+            StorageError: as for `find`.
         """
         table = self.find(shard)
         return table if table is None or shard not in self._sidecars else self._join(shard, table).table
@@ -276,7 +277,7 @@ class Dataset:
             if is_unrelated:
                 raise DatasetIndexError(
                     f"this sidecar has no field of any sample of its shard, {without_secrets(self.url(shard))!r}; "
-                    "sidecars belong to shards of the same name, or at the same position if the names differ",
+                    "sidecars belong to the shards of the same names, or of the same positions if names differ",
                     url=url,
                 )
         joined = _joined_table([shard, *others], tables, [np.arange(len(table)), *matched.values()])
@@ -344,7 +345,7 @@ async def _download(storages: Storages, group: TableGroup) -> bytes:
     except ShardNotFoundError as exc:
         raise index_error(_GONE, url) from exc
     except ShardChangedError as exc:
-        raise index_error(f"the file of the index is cut off ({exc.message})", url, group.start) from exc
+        raise index_error(f"the file of the index was cut or changed ({exc.message})", url, group.start) from exc
 
 
 class _Joined(NamedTuple):
@@ -422,7 +423,7 @@ async def read_shard(
     labels: bool = False,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> ReadShard:
-    """Read a shard strictly. Memory holds a few megabytes, or the largest sample of a remote or compressed shard.
+    """Read a shard strictly. Memory holds a few megabytes, and the largest sample of a remote or compressed shard.
 
     Args:
         storage: the shard's storage.
@@ -583,7 +584,7 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
             if table is None:
                 read = await read_shard(dataset.storages.for_url(url), url, labels=LABEL in names)
                 if read.bytes != listing.shards[shard].bytes != UNKNOWN_BYTES:
-                    raise ShardChangedError("the shard was cut or changed since it was listed; list it again", url=url)
+                    raise ShardChangedError("the shard was cut or changed since it was listed; run again", url=url)
                 table = read.table
             fields.update(table.fields)
             return [len(table), *(_values(table, name, url) for name in others)]

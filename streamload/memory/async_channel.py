@@ -1,4 +1,4 @@
-"""Send messages over a socket from an event loop; a separate module, since workers do not import asyncio."""
+"""Exchange messages over a socket in an event loop; a separate module, since workers do not import asyncio."""
 
 from __future__ import annotations
 

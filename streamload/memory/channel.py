@@ -22,7 +22,7 @@ from typing import Any
 from streamload.errors import WorkerError
 
 MAX_DESCRIPTORS = 64
-"""Maximum number of descriptors in one message; the kernel's limit is 253."""
+"""Maximum descriptors in one message; the kernel's limit is 253."""
 
 _HEADER = struct.Struct("<QI")
 _READ_BYTES = 1 << 16
@@ -85,8 +85,8 @@ def refused_exit(error: SystemExit) -> WorkerError:
     at = next((each for each in reversed(frames) if each.name == "<module>"), frames[-1])
     return WorkerError(
         f"{at.filename} exits in line {at.lineno} (SystemExit: {error}) when another process imports it to load the "
-        "loader's arguments, such as a transform or filesystem=; exit, and parse a command line, only in functions "
-        'that are called later, or under `if __name__ == "__main__":`'
+        "loader's arguments, such as a transform or filesystem=; call sys.exit and parse arguments only in "
+        'functions that are called later, or under `if __name__ == "__main__":`'
     )
 
 
@@ -102,7 +102,7 @@ def read_from(sock: socket.socket, *, wait: bool = True) -> tuple[bytes, list[tu
     """Read data and ancillary data; both are empty at the end of the stream.
 
     Raises:
-        BlockingIOError: nothing has arrived, and `wait` is False.
+        BlockingIOError: nothing has arrived, and `wait` or the socket forbids waiting.
     """
     flags = _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | socket.MSG_DONTWAIT
     try:

@@ -75,7 +75,7 @@ def with_limit_named(error: BaseException) -> BaseException:
 def keep_freed_memory(kept_bytes: int) -> None:
     """Make glibc's heap keep freed memory; other C libraries stay as they are.
 
-    By default glibc unmaps freed buffers of some hundred kilobytes, so that new ones cause page faults again.
+    By default glibc unmaps freed buffers of a few hundred kilobytes, so that new ones cause page faults again.
 
     Args:
         kept_bytes: free memory to keep; buffers of up to an eighth of that size come from it.

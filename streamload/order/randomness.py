@@ -62,10 +62,10 @@ def permutation(seed: int, epoch: int, n: int, purpose: str = "shards") -> NDArr
 
 
 class SampleRandomness:
-    """Seed each sample's transform in one epoch, independent of workers, ranks and order.
+    """Seed each sample's transform in one epoch, independently of workers, ranks and order.
 
     A sample is identified by its shard's number in the listing, its number in the shard, and how often it occurred
-    earlier in the epoch. A call takes a few microseconds.
+    earlier in the epoch.
     """
 
     def __init__(self, seed: int, epoch: int) -> None:

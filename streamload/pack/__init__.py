@@ -1,4 +1,4 @@
-"""Packing. Importing from this package binds `streamload.pack` to the package, so it is callable."""
+"""Packing. Importing a module of this package can hide the function `streamload.pack`, so the package is callable."""
 
 from __future__ import annotations
 

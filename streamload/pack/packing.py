@@ -94,7 +94,7 @@ def pack(
         overwrite: first remove existing shards, or an interrupted run.
         storage_options: as for `StreamLoader`.
         filesystem: an fsspec filesystem to write with, as for `StreamLoader`.
-        ray: the address of a Ray cluster to pack on, or "auto" for this machine's. Inputs, and a local destination,
+        ray: the address of a Ray cluster to pack on, or "auto" for this machine's. Input files and a local destination
             must be on a file system that all nodes share. `workers` is the number of tasks at once.
 
     Raises:
@@ -184,9 +184,9 @@ def map_shards(
 ) -> None:
     """Call a function for each sample of a dataset, and write the results as a dataset in the same order.
 
-    Each shard keeps its name, less `.gz` (all are numbered if names repeat or lack `.tar`). With `max_bytes` or
-    `max_count`, consecutive shards are merged as far as they fit, and larger ones are split. Determinism and
-    resuming are as for `pack`.
+    Each shard keeps its name (`a.tar` for `a.tar.gz`); all are numbered if names repeat or lack `.tar`. A shard without
+    results is not written. With `max_bytes` or `max_count`, consecutive shards are merged as far as they fit, and
+    larger ones are split. Determinism and resuming are as for `pack`.
 
     Args:
         function: takes a sample, a dict of its fields' bytes with "__key__" and "__url__". Returns the new sample,

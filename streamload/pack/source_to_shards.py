@@ -85,7 +85,7 @@ def source_to_shards(
 
     Raises:
         UsageError: the options do not fit the source or the destination, or the destination holds shards.
-        ValueError: files are faulty (each is printed), or no samples are left.
+        ValueError: files are faulty (each is printed), a sample is too large, or no samples are left.
         StreamloadError, OSError: something cannot be read or written.
     """
     began = time.monotonic()
@@ -130,9 +130,9 @@ def source_to_shards(
 
 
 def open_source(source: str, options: SourceOptions) -> Source:
-    """List the samples of a source of any kind.
+    """List the samples of a source.
 
-    Raises OSError; UsageError if the source cannot be packed, or an option has no effect on this kind.
+    Raises OSError; UsageError if the source cannot be packed, or an option has no effect on its kind.
     """
     for path in filter(None, (source, options.labels)):
         if not os.path.exists(path):
@@ -176,7 +176,7 @@ def _refuse_resizing(samples: Sequence[SourceSample]) -> None:
     known = {name for names in fields for name in names}
     others = not known.isdisjoint(ARRAY_FIELDS) or (known and not any(map(is_image, known)))
     if others or any(sum(map(is_image, names)) > 1 for names in fields):
-        raise UsageError("--resize is for images, one in each sample; the source has more, such as masks or arrays")
+        raise UsageError("--resize is for images, one in each sample; the source has others, such as masks or arrays")
 
 
 def _plan(
@@ -228,7 +228,7 @@ def parse_split(text: str) -> dict[str, float]:
         except ValueError:
             fraction = -1
         if not SPLIT_NAME.fullmatch(name) or not 0 <= fraction <= 1 or name in fractions:
-            advice = "as in train=0.9,val=0.1, with different names and fractions from 0 to 1"
+            advice = "as in train=0.9,val=0.1, with fractions from 0 to 1 and different names"
             raise UsageError(f"--split: {part!r} must be NAME=FRACTION, {advice}")
         fractions[name] = fraction
     if not math.isclose(total := sum(fractions.values()), 1, abs_tol=1e-6):

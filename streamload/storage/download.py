@@ -79,7 +79,7 @@ class Retries:
         return Attempts(self.policy, place, url, clock)
 
     def repeat(self, url: str, act: Callable[[], _Result]) -> _Result:
-        """Call a function, and retry it after a StorageError as the policy says."""
+        """Call a function, and retry it after a TransientStorageError as the policy says."""
         attempts = self.begin(url)
         while True:
             try:
@@ -140,7 +140,7 @@ class Attempts:
     def warn_of_silence(self) -> float:
         """Log a warning if the host or bucket has long been silent; again only after an answer.
 
-        Returns the seconds until the warning is due, at most 0 if it was logged.
+        Returns the seconds until the warning is due, at most 0 afterwards.
         """
         silent_s = self._clock() - max(self._began_s, self._place.answered_s)
         if silent_s >= self.policy.warn_after_s and not self._place.is_warned_of:

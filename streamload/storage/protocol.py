@@ -53,7 +53,7 @@ class RangeBody:
         total_bytes: the size of the whole object.
         etag: its version, or None.
         pieces: yields the bytes; an empty piece shows that the request is alive. Raises TransientStorageError if the
-            body breaks off, or is not as long as the range.
+            body breaks off; the caller checks its length.
     """
 
     total_bytes: int
@@ -65,7 +65,7 @@ class RangeBody:
         await self.pieces.aclose()
 
 
-# Every storage has these methods; every failure is a StorageError with the url.
+# Every storage has these methods; failures of requests are StorageErrors with the url.
 # - info(url): size and version of a shard, or ShardNotFoundError.
 # - absolute(url): the url, made independent of the working directory.
 # - list(pattern, folders=): files (or folders) by a glob of `*`, `?`, `[...]`, sorted by url. `**` as a whole component
@@ -134,7 +134,7 @@ def same_etag(one: str | None, other: str | None) -> bool:
 # -- patterns ------------------------------------------------------------------------------------------------------
 
 ANY_FOLDERS = "**"
-"""Matches any number of folders as a whole component; within a component it means `*`."""
+"""As a whole component, this matches any number of folders; within a component it means `*`."""
 
 _DEEPEST = 32
 

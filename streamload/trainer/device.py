@@ -19,8 +19,9 @@ _FOR_EVERY_DEVICE = 1  # cudaHostRegisterPortable
 class Cuda:
     """Page-lock slots, and copy batches to a device.
 
-    Torch does not know that the slots are page-locked, so `fence` must keep them until queued copies are done. CUDA is
-    initialized by the first slot or batch, so a program may call `torch.cuda.set_device` after it has made the loader.
+    Torch does not know that the slots are page-locked, so each must be kept until `fence` reports queued copies done.
+    CUDA is initialized by the first slot or batch, so a program may call `torch.cuda.set_device` after it has made the
+    loader.
 
     Attributes:
         device: the target; without a number, the current device at the first use.

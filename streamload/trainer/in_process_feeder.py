@@ -22,7 +22,7 @@ _MOST_SHARD_BYTES = 1 << 40
 
 
 class CopiedShards(ResidentShards):
-    """Open local shards, and decompressed copies of shards that only this process can read (`memory://`)."""
+    """Open plain local shards, and decompressed copies of all others, such as those in `memory://`."""
 
     def __init__(self, listing: Listing, storages: Storages) -> None:
         self._copied = fetched_shards(listing, storages)

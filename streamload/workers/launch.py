@@ -65,7 +65,7 @@ class Child:
         return written_bytes
 
     def last_words(self, start: int | None = None) -> str:
-        """Return the process's last words from the offset `start` on, by default the end of the words."""
+        """Return the process's last words from the offset `start` on, by default their end."""
         if start is None:
             start = max(0, os.fstat(self.words).st_size - _WORDS_SHOWN)
         return os.pread(self.words, _WORDS_SHOWN, start).decode(errors="replace").strip()

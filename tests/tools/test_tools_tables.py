@@ -69,7 +69,7 @@ def test_paths_and_names_of_classes(data: Path, tmp_path: Path, name: str) -> No
 def test_whole_numbers_are_labels_without_names(data: Path, tmp_path: Path) -> None:
     (data / "t.csv").write_text("a.jpg,7\nb.png,-3.0\n")  # no header: the first line names a file
     _, err = packs(data / "t.csv", tmp_path / "csv", "--keep-columns")
-    assert "--keep-columns has no effect: all columns are used without it" in err
+    assert "--keep-columns has no effect: all columns are used anyway" in err
     table(data / "t.parquet", [{"path": "a.jpg", "label": 7.0}, {"path": "b.png", "label": -3.0}])
     assert pack(data / "t.parquet", tmp_path / "parquet")[0] == 0
     for name in ("csv", "parquet"):

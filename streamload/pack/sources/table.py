@@ -140,7 +140,7 @@ def _labels(
     """Return labels as numbers, and the names of the classes if labels are names.
 
     Labels stay numbers if all are whole, as `1.0` is; otherwise all are names, numbered in sorted order. With `classes`
-    or `labels_as_names`, whole numbers are names too.
+    or `labels_as_names`, whole numbers are names too; `classes` gives their numbers.
     """
     classes = options.classes
     if name is None:
@@ -179,7 +179,7 @@ def _number(value: object) -> int | float | None:
 
 
 def _whole(value: object) -> int | None:
-    """Return 7 for 7, 7.0, `7` and `7.0`, and None for `07`, 7.5, 2**63 and other values."""
+    """Return 7 for 7, 7.0, `7` and `7.0`, and None for others, such as `07`, 7.5 and 2**63."""
     number = _number(value)
     return int(number) if number is not None and number % 1 == 0 and -(1 << 63) <= number < 1 << 63 else None
 
@@ -219,7 +219,7 @@ def _choose(
     if options.split_column is None and (split := _usual(free, ("split",))):
         notes.append(f"{_quoted([split])} may name splits: --split-column {split} packs each into a folder of its own")
     if options.keep_columns and not rest:
-        notes.append("--keep-columns has no effect: all columns are used without it")
+        notes.append("--keep-columns has no effect: all columns are used anyway")
     return files, label, texts, rest
 
 
@@ -251,7 +251,7 @@ def _is_path(table: Table, name: str) -> bool:
 
 
 def _are_labels(values: Sequence[object]) -> bool:
-    """Return True if half of the values are whole numbers or texts; beyond 20 values, most texts must repeat."""
+    """Return True if half of the values are whole numbers or texts; beyond 20, at most half may be distinct texts."""
     numbers = list(map(_number, values))
     texts = [value for value, number in zip(values, numbers, strict=True) if isinstance(value, str) and number is None]
     labels = len(texts) + sum(number is not None and number % 1 == 0 for number in numbers)
@@ -265,7 +265,7 @@ def _is_stored(value: Any) -> bool:
 
 
 def _file(table: Table, row: int, name: str, root: str, *, may_lack: bool) -> SourceFile | None:
-    """Return the file that a value holds or names; None if it `may_lack` one. Raises UsageError."""
+    """Return the file that a value holds or names; None for an empty value if `may_lack`. Raises UsageError."""
     value = table.columns[name][row]
     if isinstance(value, SourceFile):
         return value
@@ -291,7 +291,7 @@ def _extension_by_content(content: bytes) -> str:
 def _numbers(table: Table, name: str, notes: list[str]) -> list[Any]:
     """Convert a column of text to numbers, and empty text to nan. If any text is not a number, keep all as text.
 
-    If only a few values are not numbers, add a note that names the first of these.
+    If only a minority is not numbers, add a note that names the first such value.
     """
     values = table.columns[name]
     numbers = [_number(value if value.strip() else "nan") for value in values]
@@ -313,7 +313,7 @@ def _content(table: Table, row: int, column: str, value: object) -> bytes:
         try:
             text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
         except TypeError as exc:
-            raise UsageError(f"{table.where(row, column)}: {exc}; leave the column out, or use pack") from exc
+            raise UsageError(f"{table.where(row, column)}: {exc}; drop the column, or use streamload.pack") from exc
     return text.encode("utf-8", "surrogatepass")
 
 
