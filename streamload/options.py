@@ -52,7 +52,7 @@ class Options:
         field_names: the requested fields in the spelling of shards, without question marks; None for all.
         optional_fields: the requested fields that samples may lack.
         transform_keys: the keys of a transform that is a mapping.
-        feeders: the feeders on other nodes; None if this machine makes the batches.
+        feeders: the feeders on a Ray cluster; None for a local feeder.
         cache_folder: the absolute path of `cache_dir`.
         storages: the storages that read the shards.
 

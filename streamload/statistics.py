@@ -27,7 +27,7 @@ class Machine(NamedTuple):
     """The processors of a run.
 
     Attributes:
-        workers: number of workers; 0 if the trainer makes the batches.
+        workers: number of workers per feeder; 0 if the trainer makes the batches.
         processors: number of processors for this rank, or each remote feeder.
         all_processors: the machine's number of processors; 0 if the workers are on other machines.
     """
@@ -44,7 +44,7 @@ class Limit(NamedTuple):
         stage: "step" is the user's own code between two batches; "work" decoding, transforms and collating; "network"
             fetching; "memory" a full `memory_budget`; "scan" reading tar headers; "machine" other processes on this
             machine; "unknown" too short a run.
-        sentence: the stage, the supporting figure, and a remedy.
+        sentence: the stage, the supporting figure, and any remedy.
     """
 
     stage: Literal["unknown", "step", "work", "network", "memory", "scan", "machine"]
@@ -146,9 +146,9 @@ class Statistics:
         stages: seconds by stage: "plan" (order and index), "fetch" (all connections), "scan" (tar headers), "decode"
             (all workers; its wait is for tasks), "transform", "collate" (all workers), "loop" (the user's code between
             batches).
-        limit: the bottleneck: its stage, and the sentence of `verdict`.
-        verdict: the bottleneck and a remedy, in one sentence.
-        skipped_members: number of members that belong to no sample, by reason, in shards scanned in this run.
+        limit: the bottleneck's stage, and the sentence of `verdict`.
+        verdict: the bottleneck and any remedy, in one sentence.
+        skipped_members: number of skipped members, by reason, and of missing end-of-archive markers, in shards scanned.
         totals: sums by name, as in `as_dict`.
         settled: totals without the first batch, whose time includes the start of processes; the basis of the verdict.
         machine: the processors of the run.

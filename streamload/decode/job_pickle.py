@@ -12,10 +12,11 @@ sends a module's attributes whose names are recorded. Such an attribute may be a
 1. A global random generator, lock, `threading.local`, or object that stays in the program: send a substitute.
 2. A module of the user's: import it, then set the recorded attributes.
 3. Anything but a function or class found by its name in such a module: cloudpickle's rule.
-4. A function or class that does not pickle, or has a metaclass other than ABCMeta: by reference.
-5. Any other function or class: import its module, then set the values that it refers to.
+4. One that does not pickle, or whose metaclass is neither `type` nor ABCMeta: by reference.
+5. A function made by another module's decorator: cloudpickle's rule.
+6. Any other: import its module, then set the values that it refers to.
 
-Rules 2 and 5 leave out values that do not pickle; another pickler tests each value once (`_pickles`).
+Rules 2 and 6 leave out values that do not pickle; another pickler tests each value once (`_pickles`).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _REGISTERING = threading.RLock()
 
 
 def pickle_job(job: Any) -> bytes:
-    """Pickle a job for `load_job`, or a function to test it. Raises what pickling a function raises."""
+    """Pickle a job for `load_job`, or a function as a trial. Raises what pickling a function raises."""
     with _REGISTERING:
         registered = cloudpickle.list_registry_pickle_by_value()  # modules that the user pickles by value as a whole
         loaded = users_modules()

@@ -476,7 +476,7 @@ class Fetcher:
             return await decompress(body, job.decompressor, write)
 
     async def _compressed(self, state: FetchedShard) -> AsyncGenerator[bytes]:
-        """Yield a compressed shard's bytes from disk, or from the storage while any disk cache is filled."""
+        """Yield a compressed shard's bytes from disk, or from the storage, filling any disk cache."""
         if not self._storages.costs_requests(state.url):
             with open(open_listed(self._tables.listing.shard(state.number)), "rb") as local:
                 async for piece in _read_file(local.fileno()):

@@ -59,8 +59,8 @@ class OpenShard(NamedTuple):
 class ResidentShards:
     """Open the shards of a listing, and check that they are unchanged.
 
-    Small local shards stay mapped between epochs: a new mapping costs a page fault for every 64 KiB, more than copying
-    small samples.
+    Local shards stay mapped between epochs, within limits: a new mapping costs a page fault for every 64 KiB, more than
+    copying small samples.
 
     Args:
         shards: all shards of the listing, by number.

@@ -9,7 +9,7 @@ Conversion to RGB:
   to 8 bits, however); floating-point and 32-bit pixels are refused, since their range is unknown;
 * animations and multi-page files: the first picture.
 
-EXIF orientation is not applied, as in torchvision's default loader. A truncated file raises an error; it never becomes
+As in torchvision's default loader, EXIF orientation is not applied. A truncated file raises an error; it never becomes
 a picture with grey rows.
 """
 
@@ -176,7 +176,7 @@ def read_with_pillow(data: memoryview, read: Callable[[ImageFile], R], pixel_lim
         ValueError: unknown format, too large, damaged or truncated.
     """
     with _open(data) as image:
-        progressive = bool(image.info.get("progressive"))  # for a JPEG whose header simplejpeg cannot read
+        progressive = bool(image.info.get("progressive"))  # set for JPEG only
         _check_size(data, image.height, image.width, progressive=progressive, pixel_limit=pixel_limit)
         try:
             with _damage_is_error(image.format):
@@ -256,7 +256,7 @@ def palette(data: bytes) -> NDArray[np.uint8]:
 
 
 def grey(data: bytes) -> NDArray[np.uint8]:
-    """Decode the lightness of each pixel, computed from colours like Pillow's `convert("L")`.
+    """Decode the lightness of each pixel, as Pillow's `convert("L")` computes it.
 
     Returns:
         uint8 (height, width).

@@ -19,7 +19,7 @@ Image = NDArray[np.uint8]
 
 _MAGIC = b"\xff\xd8\xff"
 # Scales, in eighths, at which the inverse transform is cheap; 5/8 to 7/8 cost more than full size. 1/8 is left out: it
-# averages values before they are clipped to black and white, which is visible.
+# averages values before they are clipped to 0..255, which is visible.
 _EXACT_SCALES = (2, 3, 4)
 
 _BLOCK = 8

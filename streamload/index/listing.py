@@ -261,7 +261,7 @@ class Shard(NamedTuple):
         url: an absolute path if local.
         name: the name in an index.
         bytes: the size; `UNKNOWN_BYTES` if unknown until it is read.
-        mtime_ns: nanoseconds since the epoch; 0 if unknown.
+        mtime_ns: nanoseconds since 1970; 0 if unknown.
         folder: the url without its last component.
         etag: the version in the storage, if known.
         index_folder: the folder of its index, or None.
@@ -560,7 +560,7 @@ def unfinished_error(unfinished: UnfinishedSet, folder: str) -> DatasetIndexErro
     advice = _ADVICE.get(unfinished.writer, "their writer was interrupted, or is still running; write them again")
     return DatasetIndexError(
         f"the shards in this folder are not complete: {advice}. (To read the existing shards anyway, "
-        f"remove {_MARK_FILE} from it)",
+        f"remove {_MARK_FILE} from the folder)",
         url=folder,
     )
 
@@ -591,8 +591,8 @@ def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tu
     """Return a writer's folder and names: from a path with one `%06d` and `.tar`, or from a folder and a prefix.
 
     Raises:
-        TypeError, ValueError: the path is empty or no path, the pattern is hidden or lacks exactly one `%06d`, or the
-            prefix is not a visible name.
+        TypeError, ValueError: the argument is empty or no path, the pattern is hidden or has not exactly one `%06d`, or
+            the prefix is not a visible name.
     """
     path = os.fspath(pattern_or_folder) if isinstance(pattern_or_folder, str | os.PathLike) else None
     if not isinstance(path, str) or not path:
@@ -646,5 +646,5 @@ def refuse_repetitions(urls: Sequence[str]) -> None:
     path = next(path for path, number in Counter(paths).items() if number > 1)
     raise ValueError(
         f"urls names the shard {without_secrets(path)!r} twice, which would give each of its samples twice; "
-        "remove one of them (to see samples more often, iterate more often)"
+        "name it once (to see samples more often, iterate more often)"
     )

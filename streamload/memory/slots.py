@@ -108,7 +108,7 @@ class SlotPool:
     def take(self) -> int:
         """Return a free slot, or a new one, which its worker enlarges."""
         if self._free:
-            return self._free.popleft()  # the slot freed first: a user's CUDA stream may still copy from newer ones
+            return self._free.popleft()  # the one freed first: a user's CUDA stream may still copy from the others
         slot = next(self._numbers)
         self.descriptors[slot] = new_memory(_PAGE_BYTES)
         self._sizes[slot] = -1

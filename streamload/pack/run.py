@@ -104,7 +104,7 @@ def pack_into(
         The records in the order of the tasks; None if the run to resume was already complete.
 
     Raises:
-        UsageError: the destination holds shards or an unfinished run, or another run is writing to it.
+        UsageError: the destination holds shards or an unfinished run, is being packed, or cannot be written by Ray.
         StreamloadError, OSError, ValueError: a task failed; finished shards are kept for `resume`.
     """
     run = _Run(target, splits)
@@ -283,7 +283,7 @@ class _Run:
                     os.rmdir(folder)
 
     def may_begin(self) -> bool:
-        """Return False if the run to resume is complete. Raise UsageError if the destination's contents forbid one."""
+        """Return False if the run to resume is complete. Raise UsageError if the destination forbids packing."""
         target, unfinished = self._target, self._read_run_file()
         if unfinished is None:
             self._remove_records()  # of a complete run that was killed before it removed them
@@ -335,7 +335,7 @@ class _Run:
         self._is_begun = True
         content = {split: sorted(names) for split, names in self._names.items()}
         self._storage.write(f"{self._packing}/{_RUN_FILE}", json.dumps(content, indent=0).encode("ascii"))
-        for folder in self._folders.values():  # mark all before removing any shard, or a glob would read the rest
+        for folder in self._folders.values():  # mark all before any removal, or readers would accept what is left
             write_mark(self._storage, folder.folder, SHARDS, SHARDIFY)
             folder.remove(SHARDS, ())
         self._remove_half_written()
@@ -456,7 +456,7 @@ def numbered(spans: Iterable[Span]) -> list[tuple[Span, str]]:
 
 
 def estimated_spans(pool: Pool, works: Sequence[Work], max_bytes: int | None, max_count: int | None) -> list[Span]:
-    """Split items into equal spans that fill a shard to about nine tenths; each of `works` packs one item.
+    """Split items into equal spans of at most about nine tenths of a shard; each of `works` packs one item.
 
     To estimate sizes, one item in sixteen, at most 128, is packed on trial. There are at least sixteen spans, unless
     these would have fewer than sixteen items each.
@@ -589,7 +589,10 @@ def ray_pool(address: str, at_once: int | None) -> Iterator[Pool]:
 
 
 def run_call(version: str, folder: str, pickled: bytes) -> bytes:
-    """Run a pickled call in a Ray task, and return its pickled result. Raises ClusterError if versions differ."""
+    """Run a pickled call in a Ray task, and return its pickled result.
+
+    Raises ClusterError if versions differ, or modules are missing.
+    """
     node = str(import_module("ray").util.get_node_ip_address())
     check_version(own_version(), node, version)
     try:

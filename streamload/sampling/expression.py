@@ -199,7 +199,7 @@ class Expression:
         class_names: the strings that `class_name` is compared with.
 
     Raises:
-        ValueError: the text is not a valid condition.
+        TypeError, ValueError: the text is not a valid condition.
     """
 
     def __init__(self, text: str) -> None:
@@ -319,7 +319,7 @@ class _Recorder(dict[str, NDArray[Any]]):
 def _check_alike(node: ast.expr, value: Any, *others: Any) -> None:
     kinds = {np.asarray(each).dtype.kind in "UO" for each in (value, *others) if np.size(each)}
     if len(kinds) > 1:
-        raise TypeError(f"`{ast.unparse(node)}`: strings are compared with numbers")
+        raise TypeError(f"`{ast.unparse(node)}`: strings cannot be compared with numbers")
 
 
 def _name(node: ast.expr) -> str | None:

@@ -121,13 +121,13 @@ class BatchBuilder:
 
 _CLOSED = "it was closed"
 _FINISHED = ""
-"""Every batch has been delivered."""
+"""Its loop ends without error."""
 
 
 class EpochIterator(Iterator[Any], AsyncIterator[Any]):
     """Iterate over one epoch. If the iterator is dropped or closed early, the feeder abandons the epoch.
 
-    A pass ended after its last batch counts as finished, since a loop that counts steps requests no more.
+    A pass ended after its last batch counts as finished, since step-counting loops never ask for another.
     """
 
     _stays_in_trainer = True
@@ -161,7 +161,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._returned_s: float | None = None  # when the loop got its last batch
         self._skipped_before = batch_builder.n_skipped
         self._turning = Lock()
-        self._ended: str | None = None  # `_FINISHED`, or the reason for an early end
+        self._ended: str | None = None  # `_FINISHED`, or why `next()` raises LoaderClosedError
         self._in_use = in_use
         cursor.state = "running"
 
@@ -198,7 +198,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                 raise
             except BaseException as error:
                 if self.connection.closed and current_thread().daemon and not main_thread().is_alive():
-                    Event().wait()  # daemon threads wait for the end of the interpreter, as in C code
+                    Event().wait()  # daemon threads hang until the interpreter exits, as CPython itself makes them
                 if self._ended and isinstance(error, Exception):  # another thread has closed resources in use
                     raise LoaderClosedError(f"this pass is over: {self._ended}") from error
                 # After an error the next pass continues from the loop's position; Ctrl-C leaves the pass.
@@ -377,8 +377,8 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
     def end(self, why: str) -> None:
         """End the pass where it stands.
 
-        The feeder abandons the epoch. Its processes end only if this pass waits for a batch, in another thread or in a
-        caller of this function.
+        The feeder abandons the epoch. Its processes end only if another thread uses the loader, or this pass awaits
+        a batch.
         """
         if self._ended is not None:
             return

@@ -47,9 +47,9 @@ _log = logging.getLogger("streamload")
 
 
 class FeederLink:
-    """List the shards of a loader, and start its feeder at the first use, also after `disconnect`.
+    """List a loader's shards, and start its feeder: with workers at once, else (and after `disconnect`) when used.
 
-    `sampling` is resolved here. `start_elsewhere` starts and configures feeders on other nodes, and returns a channel.
+    `sampling` is resolved here. `start_elsewhere` starts and configures remote feeders, and returns a channel.
 
     Attributes:
         listing: the shards of all datasets.

@@ -90,7 +90,7 @@ class ProcessPool(Pool):
         super().__init__(started, shards, events, _TASKS_AHEAD)
 
     def abandon_unwanted(self) -> None:
-        """Drop unwanted tasks; after a second, replace workers that are still busy with unwanted ones."""
+        """Drop unwanted tasks not yet sent; after a second, replace workers still busy with unwanted ones."""
         self._returned = deque(self._wanted(self._returned))
         held = [task for worker in self.workers for task in worker.tasks.values()]
         unwanted = {task.number for task in held if not self._events.is_wanted(task)}
