@@ -28,7 +28,7 @@ class Machine(NamedTuple):
 
     Attributes:
         workers: number of workers per feeder; 0 if the trainer makes the batches.
-        processors: number of processors for this rank, or each remote feeder.
+        processors: number of processors for this rank, or for each remote feeder.
         all_processors: the machine's number of processors; 0 if the workers are on other machines.
     """
 
@@ -148,7 +148,7 @@ class Statistics:
             batches).
         limit: the bottleneck's stage, and the sentence of `verdict`.
         verdict: the bottleneck and any remedy, in one sentence.
-        skipped_members: number of skipped members, by reason, and of missing end-of-archive markers, in shards scanned.
+        skipped_members: number of skipped members, by reason, and of missing end-of-archive markers, in scanned shards.
         totals: sums by name, as in `as_dict`.
         settled: totals without the first batch, whose time includes the start of processes; the basis of the verdict.
         machine: the processors of the run.

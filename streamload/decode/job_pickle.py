@@ -12,7 +12,7 @@ sends a module's attributes whose names are recorded. Such an attribute may be a
 1. A global random generator, lock, `threading.local`, or object that stays in the program: send a substitute.
 2. A module of the user's: import it, then set the recorded attributes.
 3. Anything but a function or class found by its name in such a module: cloudpickle's rule.
-4. One that does not pickle, or whose metaclass is neither `type` nor ABCMeta: by reference.
+4. A function or class that does not pickle, or whose metaclass is neither `type` nor ABCMeta: by reference.
 5. A function made by another module's decorator: cloudpickle's rule.
 6. Any other: import its module, then set the values that it refers to.
 

@@ -671,7 +671,7 @@ class Transfers:
         running: the downloads in flight, oldest first.
         counts: requests and bytes.
         in_flight: the number of downloads in flight, integrated over time.
-        events: receives an event for each ended download, for a trace; None for no trace.
+        events: receives an event for each ended download; None without a trace.
     """
 
     def __init__(self, retries: Retries) -> None:

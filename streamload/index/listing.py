@@ -591,8 +591,8 @@ def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tu
     """Return a writer's folder and names: from a path with one `%06d` and `.tar`, or from a folder and a prefix.
 
     Raises:
-        TypeError, ValueError: the argument is empty or no path, the pattern is hidden or has not exactly one `%06d`, or
-            the prefix is not a visible name.
+        TypeError, ValueError: the argument is empty or not a path, the pattern is hidden or has no or several `%06d`,
+            or the prefix is not a visible name.
     """
     path = os.fspath(pattern_or_folder) if isinstance(pattern_or_folder, str | os.PathLike) else None
     if not isinstance(path, str) or not path:

@@ -335,7 +335,7 @@ class _Run:
         self._is_begun = True
         content = {split: sorted(names) for split, names in self._names.items()}
         self._storage.write(f"{self._packing}/{_RUN_FILE}", json.dumps(content, indent=0).encode("ascii"))
-        for folder in self._folders.values():  # mark all before any removal, or readers would accept what is left
+        for folder in self._folders.values():  # mark all before removing any shard, or readers would accept the others
             write_mark(self._storage, folder.folder, SHARDS, SHARDIFY)
             folder.remove(SHARDS, ())
         self._remove_half_written()

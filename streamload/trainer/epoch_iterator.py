@@ -121,7 +121,7 @@ class BatchBuilder:
 
 _CLOSED = "it was closed"
 _FINISHED = ""
-"""Its loop ends without error."""
+"""The pass's loop ends without error."""
 
 
 class EpochIterator(Iterator[Any], AsyncIterator[Any]):

@@ -131,7 +131,7 @@ def field_prefix(name: str) -> str:
 
 
 def is_image(field: str) -> bool:
-    """Return True if a field such as `png` or `mask.png` is an image by its extension."""
+    """Return True if a field such as `mask.png` is an image by its extension."""
     return field.rpartition(".")[2] in IMAGE_FIELDS
 
 
