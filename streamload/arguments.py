@@ -46,7 +46,7 @@ _INSTEAD = {
     "samples": "use where=, such as 'fraction < 0.1', or pass keys as where=",
     "select": "pass where=",
     "shardshuffle": "pass shuffle=",
-    "shared_by": "give ranks that need the same batches the same rank= and world_size=",
+    "shared_by": "pass equal rank= and world_size= in processes that need the same batches",
     "shuffle_seed": "pass seed=",
     "shuffle_window": "pass the window as shuffle=, such as shuffle=50_000",
     "show": "run `streamload show`",
@@ -153,7 +153,7 @@ def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:
 
 
 def handlers_in(decoder: object) -> tuple[Callable[[str, Any], Any], ...]:
-    """Return WebDataset decoders (functions of extension and bytes), one or a list, as a tuple; else ()."""
+    """Return one or several WebDataset decoders (functions of extension and bytes) as a tuple; otherwise ()."""
     functions: tuple[Any, ...] = tuple(decoder) if isinstance(decoder, list | tuple) else (decoder,)
     for function in functions:
         try:

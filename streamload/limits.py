@@ -104,7 +104,7 @@ FREE_MEMORY_SHARE = 4
 LEAST_BUDGET_BYTES = 64 << 20
 # The part of the budget for request buffers: the measured growth of the feeder with `MOST_REQUESTS` in flight.
 REQUESTS_BYTES = 112 << 20
-
+# The buffers of one request, where a small budget limits the number of requests.
 REQUEST_BYTES = REQUESTS_BYTES // 28
 # The ratio of parts to requests in a budget too small for `REQUESTS_BYTES`.
 PARTS_PROPORTION, REQUESTS_PROPORTION = 25, 7

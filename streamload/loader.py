@@ -54,8 +54,8 @@ class StreamLoader(OpenDataset):
     """Iterate over the samples of tar shards (WebDataset's format) in batches of tensors.
 
     Each pass of a `for` loop is one epoch. An epoch's order depends only on `seed`, the epoch's number and the dataset,
-    not on workers, timing, or an index. Every sample is delivered exactly once, or is named in an error or in `skipped`
-    (the newest 10,000).
+    not on workers, timing, or an index. Every sample is delivered exactly once (but see `drop_last`, `pad`), or is
+    named in an error or in `skipped` (the newest 10,000).
 
     A feeder process and `num_workers` worker processes start with the loader and run until it is closed. A pass that is
     left early (`break`, an exception in the loop's body) skips the rest of its epoch. An error of the loader, and
@@ -80,8 +80,8 @@ class StreamLoader(OpenDataset):
             Randomness depends on `seed`, the epoch and the sample alone. `async def` functions run concurrently within
             a batch. Can be set later, for the next pass.
         num_workers: worker processes; "auto" is this rank's share of the processors; give more if functions wait. 0
-            makes batches in the caller's thread. `RayFeeders(4, num_cpus=8)` makes the same batches on other nodes of a
-            Ray cluster: in four feeders, each with eight workers and its own `memory_budget`.
+            makes batches in the caller's thread. `RayFeeders(4, num_cpus=8)` makes the same batches on nodes of a Ray
+            cluster: in four feeders, each with eight workers and its own `memory_budget`.
         device: "cuda", "cuda:1", a number or a torch.device: copy batches there, one batch ahead. None leaves them in
             host memory, which is page-locked if there is CUDA.
         where: the samples to use: a condition such as `aesthetic > 5 and "txt"` (docs/choosing-samples.md); a function
@@ -322,8 +322,8 @@ class StreamLoader(OpenDataset):
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass read `epoch`, from its start, or from the loaded position if that epoch was resumed.
 
-        A running pass that has delivered no batch changes too, since Lightning sets the epoch after creating the
-        iterator.
+        A running pass that has delivered no batch changes to `epoch` instead, since Lightning sets the epoch after
+        creating the iterator.
         """
         epoch = as_python(epoch)
         check_int("epoch", epoch, 0)

@@ -27,7 +27,7 @@ class Logged(NamedTuple):
         return cls({**fields, "msg": record.getMessage(), "args": None, "exc_info": None})
 
     def handle(self) -> None:
-        """Log the record in this process, whatever its level."""
+        """Log the record in this process, whatever its logger's level."""
         record = logging.makeLogRecord(dict(self.fields))
         logging.getLogger(record.name).handle(record)
 
@@ -39,7 +39,7 @@ class Logged(NamedTuple):
 
 
 def forward_records(send: Callable[[Logged], None]) -> None:
-    """Pass all records of this process to `send`, and none to handlers, even those that the user's modules add."""
+    """Pass this process's records to `send` instead of handlers, even those that the user's modules add."""
     owner, call_handlers = os.getpid(), logging.Logger.callHandlers
 
     def forward(logger: logging.Logger, record: logging.LogRecord) -> None:

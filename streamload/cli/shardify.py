@@ -75,8 +75,7 @@ def shardify(
     """Pack images, arrays or any files into shards, with an index and classes.json.
 
     Unless resized, files are stored unchanged, under their extension (jpeg as jpg), with the number of their class as
-    cls. The same files and options give the same bytes. Readers refuse DEST until everything is packed; --resume
-    continues.
+    cls. The same files and options give the same bytes. Readers refuse DEST until everything is packed.
 
     Examples:
       shardify photos shards                                 photos/<class>/*.jpg

@@ -47,7 +47,7 @@ class RayChannel:
     It has the methods of `InProcessChannel`.
 
     Raises:
-        ClusterError: the cluster does not exist or lacks room, or a node has other versions.
+        ClusterError: the cluster does not exist or lacks room, or a feeder does not start or has another version.
     """
 
     def __init__(self, feeders: RayFeeders, configure: Configure, *, budget_is_automatic: bool) -> None:
@@ -129,7 +129,7 @@ class RayChannel:
         if feeder.failed is not None:
             return feeder.failed._replace(start=self._start.identity), []
         last = self._feeders[(self._turn - 1) % len(self._feeders)]
-        return self._ready(last.batches, last=True)  # `batches` holds a repeat if the last batches were empty
+        return self._ready(last.batches, last=True)  # holds a repeated batch if the last ones were empty
 
     def _ready(self, batches: Iterable[tuple[ReadyBatch, Bytes]], *, last: bool) -> Message:
         """Return a message with batches, each copied to a slot, since Ray's objects are read-only."""
@@ -195,7 +195,7 @@ class RayChannel:
         if feeder.died:
             raise WorkerError(
                 f"feeder {feeder.number} of {len(self._feeders)} on the Ray cluster died twice without a batch in "
-                f"between; if memory runs out, lower memory_budget or num_workers. The second cause: {why}"
+                f"between; if memory runs out, lower memory_budget or num_cpus. The second cause: {why}"
             ) from error
         _log.warning("feeder %d on the Ray cluster died (%s); another one takes its place", feeder.number, why)
         self._totals_of_dead.add(feeder.totals)
@@ -209,7 +209,7 @@ class RayChannel:
         """Start the actors of feeders, and wait for them.
 
         Raises:
-            ClusterError: an actor is not placed in time, does not start, or has another version.
+            ClusterError: an actor does not start in time, or has another version.
         """
         ray, options = self._cluster.ray, self._options
         resources = options.demands
@@ -229,12 +229,12 @@ class RayChannel:
             all_free = ray.available_resources()
             free = listed_amounts({name: all_free.get(name, 0) for name in options.demands})
             raise ClusterError(
-                f"the feeders were not placed on the Ray cluster within start_timeout={options.start_timeout} s: "
-                f"{free} are free there; ask for fewer or smaller feeders"
+                f"the feeders did not start on the Ray cluster within start_timeout={options.start_timeout} s: "
+                f"{free} are free there; ask for fewer or smaller feeders, or raise start_timeout"
             ) from None
         except ray.exceptions.RayError as error:
             raise ClusterError(
-                f"a feeder did not start on the Ray cluster: {first_line(error)}; install streamload on all of its "
+                f"a feeder did not start on the Ray cluster: {first_line(error)}; install streamload on all "
                 "nodes, or name it in runtime_env="
             ) from error
 
@@ -334,7 +334,7 @@ def connect(address: str = "auto", *, runtime_env: Mapping[str, Any] | None = No
     """Connect this process to a Ray cluster, or use the program's existing connection.
 
     Args:
-        address: "auto" for the cluster that this machine belongs to, `HOST:PORT` of its head, or `ray://HOST:PORT`.
+        address: "auto" for RAY_ADDRESS, or else this machine's cluster; `HOST:PORT` of a head, or `ray://HOST:PORT`.
         runtime_env: the environment of the processes on the nodes, as `ray.init` takes it.
 
     Raises:
@@ -401,7 +401,7 @@ class RayCluster:
         self._is_own = is_own
 
     def require(self, resources: Mapping[str, float], number: int = 1, kind: str = "tasks") -> None:
-        """Raise ClusterError if even idle nodes lack room for `number` tasks or actors; Ray would wait forever."""
+        """Raise ClusterError if the idle cluster has no room for `number` tasks or actors; Ray would wait forever."""
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         room = 0
         for node in nodes:

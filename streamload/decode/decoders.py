@@ -161,8 +161,8 @@ def decode_npy(data: memoryview | bytearray) -> NDArray[Any]:
     shape, dtype, order, start, end, aligned = npy_layout(data)
     if len(data) < end:
         raise ValueError(
-            f"the npy file is cut off: its header announces {end - start} bytes for shape {shape} of {dtype}, but it "
-            f"has {max(len(data) - start, 0)}; write the sample again"
+            f"the npy file is cut off: its header announces {end - start} bytes for shape {shape} of {dtype}, but "
+            f"only {max(len(data) - start, 0)} follow; write the sample again"
         )
     # Copying the whole file and making an array on the copy costs half as much as slicing, wrapping and copying.
     memory = data if isinstance(data, bytearray) else bytearray(data)
@@ -227,8 +227,8 @@ def decode_npz(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) ->
     """Decode an npz file to a dict: arrays for members `name.npy` (as `name`), bytes for any other.
 
     Raises:
-        ValueError: `data` is not a complete zip archive, a member is damaged, a name occurs twice, the compression is
-            not one that `numpy.savez` uses, or the contents exceed `data` by more than `limit_bytes`.
+        ValueError: `data` is not a complete zip archive, a member is damaged, or neither stored nor deflated, a name
+            occurs twice, or the contents exceed `data` by more than `limit_bytes`.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -249,7 +249,7 @@ def check_entries(entries: Sequence[zipfile.ZipInfo], archive_bytes: int, limit_
 
     Raises:
         ExpansionError: the contents exceed the archive by more than the limit.
-        ValueError: a name occurs twice, or the compression is unusual.
+        ValueError: a name occurs twice, or a member is neither stored nor deflated.
     """
     decompressed = sum(entry.file_size for entry in entries)
     if decompressed > archive_bytes + limit_bytes:

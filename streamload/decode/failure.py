@@ -158,7 +158,7 @@ def with_fields(failure: RowFailure, table: ShardTable, in_sidecars: Collection[
     existing = table.sample_fields(failure.sample)
     if any(name in in_sidecars for name in failure.field.split(";")):
         advice = f'write the sidecar again, or allow samples without the field by "{failure.field}?" in fields'
-        message = f"{failure.message}; it has {listed(existing)}; its sidecar has no sample with this key: {advice}"
+        message = f"{failure.message}; it has {listed(existing)}; its sidecar lacks the field for this key: {advice}"
         return failure._replace(message=message)
     description = describe_existing(failure.field, existing)
     if not description.startswith(f"{listed(existing)}."):

@@ -216,8 +216,8 @@ class FieldReader:
         if column.crc32 is not None and zlib.crc32(data) != column.crc32.item(row):
             raise RowError(
                 "DecodeError",
-                f"the bytes of field {column.name!r} are damaged: their crc32 differs; fetch the shard again, "
-                "or run `streamload index` if it was rewritten",
+                f"the bytes of field {column.name!r} are damaged: their crc32 is not that of the index; fetch the "
+                "shard again, or run `streamload index` if it was rewritten",
             )
         return data
 
@@ -410,7 +410,7 @@ def _arrays(
 def _integers(column: Column, gathered: _Gathered) -> NDArray[np.int64] | None:
     """Decode plain digits exactly as `decode_integer` does; None for any other text."""
     width = int(column.sizes.max())
-    starts = gathered.starts + column.sizes - width  # aligned right; the bytes before shorter numbers are zeroed below
+    starts = gathered.starts + column.sizes - width  # aligned right; the bytes before shorter numbers become "0" below
     if starts.min() < 0 or column.sizes.min() == 0:
         return None
     characters = np.empty((len(starts), width), np.uint8)
@@ -480,7 +480,7 @@ class OpenShards(ShardReader):
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
-        """Map the shard, or copy the fields; return None if one cannot be read."""
+        """Map the shard, or copy the fields; return None if a field cannot be read."""
         size_bytes = self._opened[shard][1]
         if not len(offsets) or offsets.min() < 0 or (sizes > size_bytes - offsets).any():
             return None

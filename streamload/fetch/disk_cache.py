@@ -5,7 +5,7 @@ Processes may die at any instant. These invariants hold:
 - A file under a final name is whole: one rename gives it that name. Every other process verifies the checksums once.
 - All files together take at most `size_bytes`; a temporary file has its full size from the start.
 - A shard is never evicted for another one of the same dataset, so shards that fit come from disk in every epoch.
-  Files of other datasets and older versions are evicted, unless in use.
+  Files of other datasets, and the shard's older versions, are evicted unless in use.
 - The next process that opens the cache removes temporary files that no process has locked.
 
 Files are created and evicted under the folder's lock.
@@ -37,7 +37,7 @@ from streamload.memory.unnamed import write_fully
 from streamload.storage.local_files import make_private_folder
 from streamload.text import counted
 
-# In a file's name: the number of bytes of each digest, and the maximum number of letters of the shard's own name.
+# In a file's name: the number of bytes of each digest, and the maximum length of the shard's own name.
 _KEY_BYTES, _DIGEST_BYTES, _TAIL_LETTERS = 8, 16, 48
 # Matches the files of a cache, temporary ones included; all other files in its folder are the user's.
 _FILE_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-.*")

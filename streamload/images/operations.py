@@ -62,9 +62,9 @@ _FINEST_TAP = 256  # OpenCV rounds taps to 8 bits; they must still add up to 1
 # Besides uint8, filters other than "nearest" take only these dtypes. Pillow resamples them as float32, which holds each
 # of their values exactly.
 _RESAMPLED_DTYPES = (np.uint16, np.float32)
-# Minimum ratio of a box to the result. The box is measured after the JPEG's inverse transform has shrunk it, which
-# ignores the requested filter. With 2.5, photographs and textures differ by up to 1.03 of 255 on average; with 2, by up
-# to 1.8; with 1, by up to 6.
+# Minimum ratio of a box to the result, after the JPEG's inverse transform, which ignores the requested filter, has
+# shrunk the box. With 2.5, photographs and textures differ by up to 1.03 of 255 on average; with 2, by up to 1.8; with
+# 1, by up to 6.
 _LEAST_SHRINKING = 2.5
 
 _TRIES = 10
@@ -464,7 +464,7 @@ class Normalize(_Operation):
 
 @dataclass(frozen=True, slots=True)
 class Compose:
-    """Apply operations, or any other callables, one after the other. Those with a parameter `rng` share a generator.
+    """Apply operations, or other callables, in order. Those with a parameter `rng` share a generator.
 
     Args:
         operations: the operations, first to last; a nested Compose is flattened.
@@ -772,7 +772,7 @@ def decode_resampled(
     at least `_LEAST_SHRINKING` times as high and wide as the result.
 
     Raises:
-        ValueError: the file is damaged or truncated. Damage below the box may go unnoticed.
+        ValueError: the decoded part of the file is damaged or truncated.
     """
     min_height = math.ceil(_LEAST_SHRINKING * header.height * size[0] / box.height)
     min_width = math.ceil(_LEAST_SHRINKING * header.width * size[1] / box.width)

@@ -2,9 +2,9 @@
 
 **Shares of a block.** In a block of B samples, dataset d gets the integer part of `B * share[d]`, and some datasets get
 an extra sample. Lay the fractional parts end to end; their total length is a whole number F. The points `t, t + 1, ...,
-t + F - 1`, t in [0, 1), lie in F different parts, whose datasets get the extra sample (systematic sampling). The parts
-are rounded to multiples of 1/P. From block to block t advances by a fixed step that visits all P multiples in P blocks.
-So every dataset gets exactly its share in P blocks, and is at most a few samples off in between.
+t + F - 1`, t in [0, 1), lie in F different parts, whose datasets get the extra sample (systematic sampling). For a
+period P, the parts are rounded to multiples of 1/P. From block to block t advances by a fixed step that visits all P
+multiples in P blocks. So every dataset gets exactly its share in P blocks, and is at most a few samples off in between.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ class Weighted:
     """Draw each epoch's samples with replacement, as exactly by weight as possible.
 
     Samples of equal weight form a group, whose draws in an epoch differ from its share by less than one. Within a group
-    samples are drawn in passes, each in a new order; an epoch begins where the last one would have ended with its
-    largest number of draws. In one epoch the draws of two samples of a group differ by at most two.
+    samples are drawn in passes, each in a new order; an epoch begins as if each earlier one had made the group's
+    maximum number of draws. In one epoch the draws of two samples of a group differ by at most two.
 
     Attributes:
         group: unsigned[N], the group of each sample, in the order of the listing.

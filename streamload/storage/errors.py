@@ -64,7 +64,7 @@ _row(
     "or AWS's variables) belong to this endpoint",
     *_KEY_CODES,
 )
-_row(StorageError, "access is denied ({shown}); give credentials that may read this ({login})", 401, 403)
+_row(StorageError, "access is denied ({shown}); give credentials that allow this ({login})", 401, 403)
 _row(
     StorageError,
     "no credentials were found in storage_options, in the environment, or from this machine's cloud; give them, or "
@@ -104,12 +104,12 @@ _row(
 )
 _row(
     UntrustedServerError,
-    "the server's certificate is not trusted, or it does not speak TLS; check https:// in the address, or name the "
-    "file of your own certificate authority by storage_options={{'client_kwargs': {{'verify': PEM_FILE}}}}",
+    "the server's certificate is not trusted, or the server does not speak TLS; check https:// in the address, or name "
+    "the file of your own certificate authority by storage_options={{'client_kwargs': {{'verify': PEM_FILE}}}}",
     "no TLS",
 )
 _row(NoConnectionError, "the host of {place} is not known; check its name{address}", "no host")
-_row(NoConnectionError, "no connection to {place}; check that it runs, and host and port{address}", "no connection")
+_row(NoConnectionError, "no connection to {place}; check that it runs, and its host and port{address}", "no connection")
 
 _ENDPOINT = "`endpoint_url` and `client_kwargs={'region_name': ...}` in storage_options, or AWS's variables"
 _WEB_LOGIN = "as in https://USER:PASSWORD@HOST/, or `headers` in storage_options"

@@ -42,8 +42,8 @@ _ETAGS = ("ETag", "etag", "e_tag", "blob_id", "md5Hash")
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 # Protocols that show a file before it is complete. So a file is written under another name first.
 _RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
-# Time-outs for a file's metadata, and for reading a small file or a range. Synchronous filesystems ignore them, but for
-# ranges: those fail in time, although their threads go on.
+# Time-outs for a file's metadata, and for reading a small file or a range. Synchronous filesystems ignore them, except
+# in `open_range`, where requests fail in time although their threads go on.
 INFO_TIMEOUT_S, FILE_TIMEOUT_S = 30.0, 120.0
 # Seconds until a file's version is requested again, since ranges are read without checking it.
 LOOK_AGAIN_S = 30.0

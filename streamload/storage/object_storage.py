@@ -277,7 +277,7 @@ def _info(url: str, meta: Mapping[str, Any]) -> ShardInfo:
 
 
 class ObjectStorage:
-    """Store objects by `s3://bucket/key`, `gs://bucket/key`, `az://container/key` or `https://host/path`.
+    """Read and write objects at `s3://bucket/key`, `gs://bucket/key`, `az://container/key` or `https://host/path`.
 
     Each bucket or host has an obstore store for reading and one for writing, which retries by itself, since only
     obstore can repeat a part of a large object. Stores are replaced if credentials expire.

@@ -3,7 +3,7 @@
 Fields are laid out as in POSIX.1-1988 (ustar), POSIX.1-2001 (pax) and GNU tar's manual ("Basic Tar Format"). A header
 that is not fully understood is an error with its offset; nothing is guessed.
 
-NumPy reads runs of plain headers. Any other header is read by `_parse_header`, in order, so the first damaged header is
+NumPy verifies runs of headers. Any other header is read by `_parse_header`, in order, so the first damaged header is
 reported. No payloads are touched except those of extension headers.
 """
 
@@ -55,7 +55,7 @@ FEW_BYTES = 8 << 10
 _MARKER_BYTES = 2 * BLOCK_BYTES
 _RECORD_BYTES = 20 * BLOCK_BYTES  # tar pads an archive with zeros to whole records
 _UNBOUNDED_BYTES = 1 << 62
-_HEADERS_AT_ONCE = 500  # 250 kB, so that they stay in a cache of 1 MiB
+_HEADERS_AT_ONCE = 500  # 256 kB, so that they stay in a cache of 1 MiB
 _ZERO = ord("0")
 _SIZE_OFFSET = 124
 _PADDED_FIELDS = np.array([100, 108, 116, 124, 136])
@@ -254,7 +254,7 @@ def _check_record(keyword: bytes, value: bytes) -> None:
 
 
 class _NotArrivedError(Exception):
-    """Bytes that are needed have not arrived; the only argument is their end."""
+    """Needed bytes have not arrived; the only argument is their end."""
 
 
 @dataclass(slots=True)
@@ -293,7 +293,7 @@ class _Run(NamedTuple):
 class HeaderChain:
     """Read the headers of an uncompressed tar archive, from one place on, as its bytes arrive.
 
-    If the archive's size (`total`) is known, payloads need not have arrived.
+    If the archive's size (`total`) is known, files' payloads need not have arrived.
 
     Args:
         url: the shard, for errors.
@@ -303,7 +303,7 @@ class HeaderChain:
     Attributes:
         names: the full name of each regular file.
         places: arrays int64[2, m]: first byte and size of each file's payload, which follows the block of its header.
-        skipped: the start of each other member's header, with the reason for skipping it.
+        skipped: the start of each other member's header, or missing end-of-archive marker, with the reason.
         reached: the first header of a member whose headers have not all arrived, or the end-of-archive marker. The next
             `read` takes the bytes from there on.
         needs: the end of the bytes that the next `read` needs; None at the end of the archive.
@@ -372,9 +372,10 @@ class HeaderChain:
         return int(starts[count])
 
     def _verified_run(self, position: int) -> _Run:
-        """Walk some headers and verify them; only their pages are touched. The run is valid until the next call.
+        """Walk and verify up to `_HEADERS_AT_ONCE` headers, touching only their pages.
 
-        The run, which may be empty, ends before the first block whose size is not a number, or at the end of the bytes.
+        The run is valid until the next call. It may be empty, and ends before the first block whose size is not a
+        number, or at the end of the bytes.
         """
         starts = self._walk(position - self._start)
         count = len(starts) - 1

@@ -71,7 +71,7 @@ class InProcessChannel:
             self.close()
 
     def receive_now(self) -> Message | None:
-        """Return the next message; None if there is none."""
+        """Return the next message, if any."""
         return self._arrived.popleft() if self._arrived else None
 
     def receive(self, _timeout_s: float | None) -> Message:

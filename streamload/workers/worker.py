@@ -80,7 +80,7 @@ def _start(setup: WorkerSetup, send: Callable[[Any], None]) -> TaskRunner:
     job = load_job(setup.job)
     runner = TaskRunner(job)
     if runner.rows.resizes_images:
-        opencv()  # loading OpenCV takes longer than a task, so all workers do it at the same time
+        opencv()  # loading OpenCV takes longer than a task, so all workers load it here, in parallel
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
     if job.worker_init_fn is not None:

@@ -90,7 +90,7 @@ async def test_what_may_pass_is_tried_again(kind: str, protocol: str, fault: str
 async def test_what_is_wrong_with_tls_does_not_pass(kind: str, fault: str, authority: tuple[Path, Path]) -> None:
     error = await met(kind, "https", fault, authority[1])
     assert type(error) is UntrustedServerError
-    assert "certificate is not trusted, or it does not speak TLS" in error.message
+    assert "certificate is not trusted, or the server does not speak TLS" in error.message
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -29,7 +29,7 @@ def closed_port() -> Iterator[int]:
 def test_a_loader_says_what_to_check(closed_port: int, workers: int) -> None:
     place = f"ftp://127.0.0.1:{closed_port}/set"
     with pytest.raises(
-        StorageError, match="no connection .*check that it runs, and host and port in the url"
+        StorageError, match="no connection .*check that it runs, and its host and port in the url"
     ) as caught:
         StreamLoader(f"{place}/a.tar", num_workers=workers)
     assert str(caught.value.url).startswith(place)
