@@ -57,7 +57,7 @@ class StreamloadError(Exception):
         message: the problem and its remedy, without the place.
         url: the shard's, file's or folder's, if known; without secrets, since errors end up in logs.
         key: the sample's key within the shard, if known.
-        offset: the byte offset in the shard, if known; in the compressed file if fetching or decompression fails.
+        offset: byte offset in the archive or file, if known; in the compressed file if fetching or decompression fails.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class StreamloadError(Exception):
 
 
 class StorageError(StreamloadError):
-    """A storage could not be listed, read or written."""
+    """A storage could not be listed, read or written, or fetching exceeds a limit."""
 
 
 class ShardNotFoundError(StorageError):
@@ -120,7 +120,7 @@ class ShardFormatError(StreamloadError):
 
 
 class DatasetIndexError(StreamloadError):
-    """A needed index or `classes.json` is missing, damaged or of other shards or version; or shards are unfinished."""
+    """A needed index or `classes.json` is missing, damaged or incompatible; or shards are unfinished."""
 
 
 class SampleError(StreamloadError):
@@ -148,7 +148,7 @@ class ClusterError(StreamloadError):
 
 
 class LoaderStateError(StreamloadError):
-    """A state does not belong to this loader, or cannot be saved now; the message says what differs."""
+    """A state is invalid, does not belong to this loader, or cannot be saved now; the message says why."""
 
 
 class LoaderClosedError(StreamloadError):

@@ -212,7 +212,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
     Args:
         urls: paths, patterns or folders, as for `StreamLoader`. Shards must not be compressed as a whole. Remote shards
             must have an index; local ones without one are scanned.
-        fields: the fields to read, for tuples; or None for dicts of all fields. As for `StreamLoader`.
+        fields: the fields to read, as tuples; None gives dicts of all fields. As for `StreamLoader`.
         decode: how to decode fields; as for `StreamLoader`.
         transform: a function of a sample, or a mapping from fields to functions; as for `StreamLoader`, except for
             random numbers: those come from torch, whose `DataLoader` seeds `random`, `numpy.random` and torch in each
@@ -230,7 +230,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         TypeError, ValueError: an argument is invalid, or a shard is compressed as a whole.
         ShardNotFoundError: a shard does not exist, or a pattern matches nothing.
         ShardFormatError: a shard without an index is damaged.
-        DatasetIndexError: an index is damaged, of other shards, or missing but required; or folders give different
+        DatasetIndexError: an index is damaged, for other shards, or missing but required; or folders give different
             classes the same label in their `classes.json`.
     """
 

@@ -292,7 +292,7 @@ def verify_command(
 ) -> None:
     """Read every byte of shards and compare it with the index.
 
-    The exit status is 1 if anything is damaged.
+    The exit status is 1 if a fault is found.
 
     Examples:
       streamload verify shards/train
@@ -330,7 +330,7 @@ def verify_command(
                     counts["unchecked"] += (
                         finder.index_of(folder_and_name(url)[0]) is None and compression_of(url) is None
                     )
-        advice = "the index names a shard that does not exist; restore it, or drop it from the index with"
+        advice = "the index names a shard that does not exist; restore the shard, or drop it from the index with"
         for folder in dict.fromkeys(folder_and_name(url)[0] for url in urls) if index is None else ():
             names = _missing_names(folder, finder, storages)
             report_faults(ShardNotFoundError(f"{advice} `streamload index`", url=f"{folder}/{name}") for name in names)
@@ -343,7 +343,7 @@ def verify_command(
         document = {"shards": len(urls), "samples": counts["samples"], "shards_without_checksums": unchecked}
         command.print_document(document | {"faults": documents})
     elif not counts["faults"]:
-        advice = "only the headers were checked; run `streamload index` while they are known to be intact"
+        advice = "only the headers were checked; run `streamload index` while the shards are known to be intact"
         note = f"; of {counted(unchecked, 'shard')} without an index {advice}" if unchecked else ""
         command.print_line(f"{shards} verified, no damage{note}")
     if counts["faults"]:
@@ -423,7 +423,7 @@ def stats_command(
     urls: command.Urls,
     *,
     pixels: Annotated[bool, typer.Option("--pixels", help="Measure the channels of all images.")] = False,
-    output: Annotated[str | None, typer.Option(help="Save the result of --pixels in this .json.")] = None,
+    output: Annotated[str | None, typer.Option(help="Save the result of --pixels in this .json file.")] = None,
     as_document: command.Json = False,
     index: command.Index = None,
     workers: command.Workers = None,
@@ -562,7 +562,7 @@ def _print(result: dict[str, Any]) -> None:
             command.print_line(f"and {counted(len(labels) - len(shown), 'more label')}")
         if unknown := result["samples_of_shards_without_labels"]:
             command.print_line(
-                f"not counted: {counted(unknown, 'sample')} of shards with a cls that is not a whole number"
+                f"not counted: {counted(unknown, 'sample')} of shards with a cls that is missing or not a whole number"
             )
     if pixels := result.get("pixels"):
         names = ("mean", "std", "min", "max")
@@ -646,7 +646,7 @@ def bench_command(
 
 
 def _common_fields(urls: Sequence[str], index: str | None, storage_options: dict[str, Any]) -> tuple[str, ...]:
-    """Return the fields that all samples of the first shard have, with `image_fields` as alternatives."""
+    """Return the fields that all samples of the first shard have, `image_fields` joined as alternatives."""
     storages = Storages(storage_options)
     listing = list_shards(urls, index, storages)
     first = replace(listing, shards=listing.shards[:1], counts=None)
@@ -697,7 +697,7 @@ def tables(
 
 
 def read_whole(url: str, on_bytes: OnBytes, *, storages: Storages, **options: Any) -> ReadShard:
-    """Read one shard on a thread or a node, with the options and errors of `read_shard`."""
+    """Read one shard outside of any event loop, with the options and errors of `read_shard`."""
 
     async def stream() -> ReadShard:
         own = storages.copy()  # connections belong to the loop that opened them

@@ -161,7 +161,7 @@ class Feeder:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Send an error in the block to the trainer, which would otherwise wait forever."""
+        """Send an error raised in the block to the trainer, which would otherwise wait forever."""
         with Attempt() as attempt:
             yield
         if attempt.error is not None:
@@ -190,7 +190,7 @@ class Feeder:
             with self._failing():
                 self._stream.pump()
             if self.scans.feed():
-                self._fetch_soon()  # the epoch may await a failed shard, and no other event may follow
+                self._fetch_soon()  # the epoch may await a failed shard, and perhaps no other event follows
             while self.pool.has_room() and self.scans.submit_next(self.pool):
                 pass
             self._meter.record_state()
@@ -349,7 +349,7 @@ def work_in_words(worker: WorkerActivity, tables: Dataset) -> str:
         scanned = f"{int((counts >= 0).sum()):,} of {len(counts):,} shards are scanned; `streamload index` avoids scans"
         work = f"scanning the shard {without_secrets(tables.url(task.shards[0]))!r} ({scanned})"
     elif worker.row < 0:
-        work = "before or after the samples of a batch, as in collating"
+        work = "on no particular sample, for example collating a batch"
     else:
         shard, sample = task.table.values[worker.row, :2].tolist()
         table = tables.at_hand(shard)
@@ -364,7 +364,7 @@ def fetching_in_words(fetcher: Fetcher) -> str:
     if oldest is None:
         loading = next(iter(fetcher.index_tables.loading), None)
         url = "" if loading is None else repr(without_secrets(fetcher.state_of(loading).url))
-        return url and f"the index of {url}"
+        return url and f"the index of the shard {url} is still loading"
     return (
         f"the storage: a request for {without_secrets(oldest.url)!r} from byte {oldest.start} on has taken "
         f"{monotonic() - oldest.started_s:.1f} s and returned {oldest.received_bytes:,} bytes so far"

@@ -157,7 +157,7 @@ class Failed(NamedTuple):
 
 
 WAIT_REASON = "wait_reason"
-"""The name of a function of configured feeders only; it tells why the next batch has not come."""
+"""The name of a function that only configured feeders have; it tells why the next batch has not come."""
 
 
 class Calls:

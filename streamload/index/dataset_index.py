@@ -150,10 +150,10 @@ class TableRun(NamedTuple):
 
 
 def _unpack(content: bytes, edges: Sequence[int]) -> TableRun:
-    """Join the packed tables between `edges`. Their fields and flags must be equal. A single table is not copied.
+    """Join the packed tables between `edges`. A single table is not copied.
 
     Raises:
-        _TableError: a table is damaged, of another version, or exceeds its shard; or the fields differ.
+        _TableError: a table is damaged, of another version, or exceeds its shard; or fields or flags differ.
     """
     start, length = np.array(edges[:-1], np.int64), np.diff(np.array(edges, np.int64))
     if length.min() < _HEADER.size or edges[-1] > len(content):
@@ -482,8 +482,8 @@ class IndexFolder:
     ) -> DatasetIndex:
         """Add or replace shards, drop those that are gone, and return the index. A broken index is replaced.
 
-        The index's bytes depend on the entries alone, not on their order or the time. One table file at a time is in
-        memory; files without a changed table are not read. Other writers of a local index wait.
+        Equal entries in any order give equal bytes. One table file at a time is in memory; files without a changed
+        table are not read. Other writers of a local index wait.
 
         Args:
             entries: the shards.

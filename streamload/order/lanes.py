@@ -54,7 +54,7 @@ class SlidingShuffle:
         uniforms: returns the draws of `count` positions from `first` on, float64[count].
         window: how far, in samples, a sample may move; 0 and 1 leave the order as it is.
         first_number: the first output that will be requested.
-        first_block: maximum size of the first block of draws; sizes then double up to a full block.
+        first_block: maximum size of a block drawn from position 0; sizes then double up to a full block.
         full_blocks: minimum and maximum size of full blocks, which otherwise have the window's size.
     """
 

@@ -58,7 +58,7 @@ class LoaderState:
         """Create a state from a dictionary that `to_json` returned; unknown names are ignored.
 
         Raises:
-            LoaderStateError: `mapping` is not a state or of another format, or a value is missing or invalid.
+            LoaderStateError: `mapping` is not a state, its format differs, or a value is missing or invalid.
         """
         if not isinstance(mapping, Mapping) or mapping.get("kind") != _KIND:
             raise LoaderStateError(f"this is not a state of a StreamLoader; {_REMEDY}")

@@ -47,7 +47,7 @@ class Portion:
         join: the dataset's sidecars, as for `StreamLoader`.
 
     Raises:
-        TypeError, ValueError: the weight is not finite and above 0, or `where` is invalid.
+        TypeError, ValueError: the weight is not a finite number above 0, or `where` is invalid.
     """
 
     urls: Urls = field(repr=False)  # urls may hold a login or a signature; so may `index` and `join`
@@ -186,7 +186,7 @@ class SamplingOptions:
             )
         if mixture is not None and (weights is not None or sampler is not None):
             raise ValueError(
-                "weights and sampler don't go together with a Mixture, which has weights of its own; leave one out"
+                "a Mixture has weights of its own, so it takes neither weights= nor sampler=; leave them out"
             )
         self.lanes = 1 if sampler is not None else lanes or world_size
         self.sampling: Sampling | None = None

@@ -99,7 +99,7 @@ def make_private_folder(folder: str) -> None:
 
 
 def local_path(url: str) -> str:
-    """Return a local url's absolute path. Raises ValueError for a `file:` url with another host or relative path."""
+    """Return a local url's absolute path. Raises ValueError for a `file:` url with another host or a relative path."""
     if url.startswith("/"):
         return url
     if url[:5].lower() == "file:":
@@ -149,7 +149,7 @@ class LocalStorage:
         return local_path(url)
 
     def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
-        """Return the matches, also through symbolic links. Anything but a file has `UNKNOWN_BYTES`."""
+        """Return the matches, also through symbolic links. Matches that are not regular files have `UNKNOWN_BYTES`."""
         path = local_path(pattern)
         if os.path.exists(path) and os.path.isdir(path) == folders:
             return [_listed(path)]  # not a pattern, even if it holds a bracket or an asterisk

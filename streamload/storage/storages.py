@@ -120,7 +120,7 @@ def _expand_braces(argument: str, part: str) -> Iterable[str]:
     lengths = [
         abs(int(last) - int(first)) // max(1, int(step or 1)) + 1 for first, last, step in _INT_RANGE.findall(part)
     ]
-    # Without alternatives, ranges multiply. Braceexpand would build all urls before they could be counted.
+    # Ranges multiply, unless commas separate them. Braceexpand would build all urls before they could be counted.
     if (max(lengths, default=1) if "," in part else math.prod(lengths)) > MAX_URLS:
         raise _too_many(argument, part)
     try:
@@ -157,7 +157,7 @@ class Storages:
         retries: how requests are retried.
 
     Raises:
-        TypeError: `storage_options` is not a dict with strings as keys, or `filesystem` not a filesystem.
+        TypeError: `storage_options` is not a dict with strings as keys, or `filesystem` is not a filesystem.
         ValueError: `filesystem` is one of fsspec's caches, or wraps one.
     """
 
@@ -188,8 +188,8 @@ class Storages:
 
         Raises:
             TypeError: an option's value has the wrong type.
-            ValueError: the protocol is unknown, or not that of `filesystem`; an option is unknown; or a `file://` url
-                names another host.
+            ValueError: the protocol is unknown, or not that of `filesystem`; an option is unknown; the url lacks
+                a slash; or a `file://` url names another host.
         """
         if self._filesystem is not None:
             _refuse_other_protocol(self._filesystem, url)
@@ -283,9 +283,9 @@ def _refuse_other_protocol(filesystem: Any, url: str) -> None:
     if known & _TAKES_ALL or FAMILY.get(name, name) in {FAMILY.get(each, each) for each in known}:
         return
     raise ValueError(
-        f"{without_secrets(url)!r} cannot be read with filesystem={type(filesystem).__name__}, which must read "
-        f"everything but takes only its own paths and {', '.join(f'{each}://' for each in sorted(known))}; give such a "
-        "path, or leave `filesystem` out"
+        f"{without_secrets(url)!r} cannot be read with filesystem={type(filesystem).__name__}: a filesystem reads all "
+        f"urls, and this one takes only its own paths and {', '.join(f'{each}://' for each in sorted(known))}; give "
+        "such a path, or leave `filesystem` out"
     )
 
 
@@ -293,7 +293,7 @@ def _refuse_one_slash(url: str) -> None:
     match = _ONE_SLASH.match(url)
     if match is not None and match[1].lower() in {*FAMILY, *_IN_MEMORY, "hf"} and not os.path.exists(f"{match[1]}:"):
         rest = url[match.end() :]
-        if rest.startswith(".streamload"):  # the index of a bucket without a name
+        if rest.startswith(".streamload"):  # an index whose bucket has no name
             raise ValueError(f"{match[0]}/ does not name a bucket; give one, as in {match[0]}/bucket/train")
         meant = without_secrets(f"{match[0]}/{rest}")
         raise ValueError(

@@ -102,7 +102,7 @@ class ShardWriter:
 
         Raises:
             TypeError, ValueError: an argument is wrong.
-            StorageError: shards whose names match exist and `overwrite` is false, or the folder cannot be accessed.
+            StorageError: matching shards exist and `overwrite` is false, or the folder cannot be accessed.
         """
         folder, self._names = destination_of(pattern_or_folder, prefix)
         check_counts(max_count=max_count)
@@ -151,9 +151,8 @@ class ShardWriter:
                 names of the form `__x__` are skipped, so a loader's samples can be written unchanged.
 
         Raises:
-            TypeError, ValueError, ImportError: the sample cannot be stored, would be read back differently, is larger
-                than a shard may be, or has a key that the shard already has. Nothing was written; the writer can still
-                be used.
+            TypeError, ValueError, ImportError: the sample cannot be stored, would be read back differently, is too
+                large, or has a key that the shard already has. Nothing was written; the writer can still be used.
             StorageError, DatasetIndexError: the shard cannot be written, or the index of the shards to overwrite is
                 damaged; the unfinished shard is discarded and the writer is closed.
         """
@@ -179,8 +178,8 @@ class ShardWriter:
                 label. To write the arrays of a `.npz` file, call `write_arrays(**np.load("data.npz"))`.
 
         Raises:
-            TypeError, ValueError: no column is given, a column is not an array of rows, or lengths differ (nothing was
-                written); or `write` refused a row (earlier rows were written).
+            TypeError, ValueError: no column is given, a column is not an array of rows, or lengths or names conflict
+                (nothing was written); or `write` refused a row (earlier rows were written).
             StorageError, DatasetIndexError: raised by `write`.
         """
         arrays = {name: np.asarray(column) for name, column in columns.items()}
@@ -404,7 +403,7 @@ class ConsecutiveShards:
                     "room there, choose another folder with TMPDIR, or make shards smaller with max_bytes",
                     url=url,
                 ) from exc
-            message = f"cannot write shards to {folder.folder!r}: {reason}; check permissions and space, or use another"
+            message = f"cannot write to {folder.folder!r}: {reason}; check permissions and space, or use another folder"
             raise StorageError(message, url=url) from exc
 
 
@@ -521,7 +520,7 @@ class GrowingShard:
     def __init__(self, name: str, folder: str | None, *, durable: bool) -> None:
         """Create the file in a local folder, or a temporary file. Raises OSError.
 
-        Without `durable`, a published shard may be cut or empty if the machine crashes within half a minute.
+        Without `durable`, a published shard may be cut or empty if the machine crashes soon after.
         """
         self.name = name
         self.bytes = len(END_OF_ARCHIVE)
@@ -592,7 +591,7 @@ class GrowingShard:
         if self._durable:
             os.fsync(self._file.fileno())
         self._file.close()
-        with locked_folder(folder):  # a hard link would check and rename in one step, but exFAT, SMB and FUSE have none
+        with locked_folder(folder):  # a hard link would check and rename in one step, but exFAT, SMB and FUSE lack them
             if not replace and os.path.lexists(path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             os.replace(hidden, path)
@@ -615,8 +614,8 @@ class GrowingShard:
 def encode_field(field: str, value: object) -> bytes:
     """Return the bytes to store for one field of a sample, encoded by the last extension of its name.
 
-    Every extension takes bytes-like objects. Some extensions take other values too, which the loader returns in the
-    same form by default:
+    Every extension takes bytes-like objects. Some extensions take other values too, most of which the loader
+    returns in the same form by default:
 
     - text (`txt`, `json`, `csv`, ...) takes `str`, which for `json` must be finished JSON
     - `cls`, `cls2`, `count`, `index`, `id`, `inx` and `txt` take `int`, which the loader returns as text for `txt`
@@ -676,7 +675,7 @@ def _integer(value: Any) -> bytes:
             raise TypeError
         number = int(value) if isinstance(value, str) else operator.index(value)
     except (TypeError, ValueError):
-        raise TypeError(f"{value!r:.40} is not an integer; number classes, and name them in classes.json") from None
+        raise TypeError(f"{value!r:.40} is not an integer; number the classes, and name them in classes.json") from None
     if not -_INT64_LIMIT <= number < _INT64_LIMIT:
         raise ValueError(f"{number} has more than 64 bits and could not be read back; store it as txt")
     return value.encode("utf-8") if isinstance(value, str) else b"%d" % number

@@ -255,11 +255,11 @@ def test_a_filesystem_of_the_users_takes_its_paths_and_its_own_urls(tmp_path: Pa
 @pytest.mark.parametrize("url", ["s3://b/a.tar", "file:///d/a.tar", "file:/d/a.tar", "http://h/a.tar"])
 def test_a_filesystem_of_the_users_is_given_no_url_of_another_protocol(url: str) -> None:
     memory = fsspec.filesystem("memory")
-    with pytest.raises(ValueError, match=r"filesystem=MemoryFileSystem, .* memory://; give such a path"):
+    with pytest.raises(ValueError, match=r"filesystem=MemoryFileSystem: .* memory://; give such a path"):
         list_shards(url, storages=Storages(filesystem=memory))
     with pytest.raises(ValueError, match="filesystem=MemoryFileSystem"):
         list_shards("a.tar", url.rpartition("/")[0], storages=Storages(filesystem=memory))
-    with pytest.raises(ValueError, match=r"filesystem=DirFileSystem, .* dir://; give such a path"):
+    with pytest.raises(ValueError, match=r"filesystem=DirFileSystem: .* dir://; give such a path"):
         list_shards(url, storages=Storages(filesystem=DirFileSystem("/", fs=fsspec.filesystem("file"))))
     with pytest.raises(ValueError, match="filesystem=MemoryFileSystem"):
         ShardWriter("file:///d/train", filesystem=memory)

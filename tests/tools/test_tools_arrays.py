@@ -143,8 +143,8 @@ def test_tensors_row_by_row(tmp_path: Path, content: str) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"x": torch.zeros(3), "epoch": 5}, "holds more than tensors; save a tensor, a dict, or a tuple such as"),
-        ({"x": torch.zeros(3, dtype=torch.bfloat16)}, "convert the tensor before saving it, as with .float()"),
+        ({"x": torch.zeros(3), "epoch": 5}, "does not hold tensors alone; save a tensor, a dict, or a tuple such as"),
+        ({"x": torch.zeros(3, dtype=torch.bfloat16)}, "convert the tensor before saving it, for example with .float()"),
     ],
 )
 def test_other_things_in_a_file_of_tensors(tmp_path: Path, content: Any, message: str) -> None:

@@ -157,7 +157,7 @@ def test_folders_named_as_splits_are_packed_as_splits_with_one_numbering(tmp_pat
 
 def test_splits_whose_files_have_no_classes(tmp_path: Path) -> None:
     source = image_folder(tmp_path / "data", "Training/cat/1.jpg", "Testing/1.jpg", "Testing/2.jpg")
-    assert "first dot in Testing are packed as one sample" in packs(source, tmp_path / "dest")[1]
+    assert "files in Testing that share a name up to its first dot" in packs(source, tmp_path / "dest")[1]
     assert labels_in(tmp_path / "dest" / "Training") == {"cat/1": 0}
     assert fields_in(tmp_path / "dest" / "Testing") == {"1": ["jpg"], "2": ["jpg"]}
     flat = image_folder(tmp_path / "flat", "train/1.jpg", "train/1.png", "test/1.jpg")

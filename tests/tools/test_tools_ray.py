@@ -238,7 +238,7 @@ def test_a_destination_that_nodes_do_not_see_is_refused(cluster: LocalRayCluster
     finally:
         os.close(folder)
     assert done.returncode == 1, done.stderr
-    assert re.search("was finished, but is not here; name a bucket|cannot write shards to", done.stderr), done.stderr
+    assert re.search("was finished, but is not here; name a bucket|cannot write to", done.stderr), done.stderr
     assert "finished shards are kept" not in done.stderr  # it ends with the first shard
 
 

@@ -103,7 +103,7 @@ def test_refuses_by_naming_field_and_type(field: str, value: object) -> None:
 
 
 def test_the_name_of_a_class_is_refused_with_the_way_to_write_it() -> None:
-    with pytest.raises(TypeError, match=r"'dog' is not an integer; number classes, and name them in classes\.json"):
+    with pytest.raises(TypeError, match=r"'dog' is not an integer; number the classes, and name them in classes\.json"):
         encode_field("cls", "dog")
 
 

@@ -140,8 +140,8 @@ def _tensors(path: str) -> dict[str, NDArray[Any]]:
     elif isinstance(content, list | tuple):
         content = dict(zip(("x", "y") if len(content) == 2 else map(str, range(len(content))), content, strict=True))
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
-        raise UsageError("it holds more than tensors; save a tensor, a dict, or a tuple such as (x, y)")
+        raise UsageError("it does not hold tensors alone; save a tensor, a dict, or a tuple such as (x, y)")
     try:
         return {str(name): tensor.detach().numpy() for name, tensor in content.items()}
     except (TypeError, RuntimeError) as exc:
-        raise UsageError(f"{exc}; convert the tensor before saving it, as with .float()") from exc
+        raise UsageError(f"{exc}; convert the tensor before saving it, for example with .float()") from exc

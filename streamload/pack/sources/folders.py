@@ -64,7 +64,7 @@ class Tree(NamedTuple):
 
 
 def walk(root: str, *, follow_links: bool) -> Tree:
-    """List all files below a folder. Raises OSError."""
+    """List the visible files below a folder. Raises OSError."""
     kept, ignored, links, paths = [], [], [], []
 
     def fail(exc: OSError) -> None:
@@ -95,7 +95,7 @@ def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: b
     """Return the samples of a folder, by split if it has splits. Only files of labels are opened.
 
     If `by_stem` is True, files that share a stem are a sample, and `.cls` is its label; if False, folders are classes;
-    if None, the files decide. Raises OSError, and UsageError for ambiguous files.
+    if None, the files decide. Raises OSError, and UsageError for ambiguous or missing files.
     """
     layout = _layout(tree, by_stem=False if classes is not None else by_stem)
     by_class = [split for split, roots in layout.items() if not roots]
@@ -119,7 +119,7 @@ def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: b
         where = f" in {listed(list(folders))}" if folders else ""
         labels = "" if any(sample.label is not None for sample in samples) else " without labels"
         notes.append(
-            f"files that share a name up to its first dot{where} are packed as one sample{labels}; --no-stems takes "
+            f"files{where} that share a name up to its first dot are packed as one sample{labels}; --no-stems takes "
             "folders as classes, --labels FILE gives labels"
         )
     if by_class:

@@ -47,7 +47,7 @@ def load(member: SourceFile) -> bytes:
 
 
 def read_regular(path: str) -> bytes | None:
-    """Return the bytes of a file; None for a folder or a pipe. Raises OSError."""
+    """Return a file's bytes; None for a pipe or device. Raises OSError, also for a folder."""
     # Without O_NONBLOCK, opening a named pipe would block forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(descriptor, "rb", buffering=0) as file:
@@ -93,7 +93,7 @@ def check_image_file(data: bytes) -> None:
 class Resizing:
     """Resize larger images to a shorter side of `size` pixels, and encode them as JPEG (4:2:0 or grey).
 
-    The EXIF orientation is applied; transparency, metadata, colour profiles and all but the first frame are dropped.
+    The EXIF orientation is applied; transparency, metadata, colour profiles and later frames are dropped.
     """
 
     size: int
