@@ -170,7 +170,7 @@ class TaskRunner:
         return self._randomness[1]
 
     def _blocks(self, task: RowTask, expected: Layout) -> dict[int, list[NDArray[Any]]]:
-        """Return the memory in the batches' slots for each array of a row, by the array's position there."""
+        """Return the memory in the batches' slots for each array of a row, by its position in the row."""
         if not isinstance(expected.tree, MappingNode | SequenceNode):
             return {}
         views = []

@@ -292,7 +292,7 @@ class PlacedRows(list[Any]):
         list.__setitem__(self, row, value)
 
     def slice(self, start: int, end: int) -> list[Any] | NDArray[Any]:
-        """Return one batch's values: its block if all of them lie in it, else a list."""
+        """Return one batch's values: its block if that holds them all, else a list."""
         values = self[start:end]
         is_placed = bool(self._blocks) and all(map(operator.is_, values, self.places[start:end]))
         return self._blocks[start] if is_placed else values

@@ -280,7 +280,7 @@ class RowMaker:
         return [urls[shard] for shard in work.row_shards]
 
     def _failed(self, work: Work, column: Column | None, in_transform: bool, row: int, error: Exception) -> RowFailure:
-        """Return a row's failure in a column or the whole sample. The caller's process raises a SystemExit again."""
+        """Return a row's failure in a column or the whole sample. In the caller's process, raise a SystemExit again."""
         of_field = "" if column is None else f" of field {column.name!r}"
         if error.args == ("coroutine raised StopIteration",) and isinstance(error.__cause__, StopIteration):
             error = error.__cause__  # the user's function raised it, and the coroutine `make` converted it
@@ -399,7 +399,7 @@ def _torchvision_advice(function: object) -> str | None:
     It would silently ignore arrays, so a model would be trained without it.
     """
     module, name = type(function).__module__, type(function).__name__
-    if is_ours(function):  # streamload's own return arrays for arrays, except ToTensor
+    if is_ours(function):  # streamload's operations return arrays for arrays, except ToTensor
         steps = getattr(function, "operations", ())
         first = next((step for step in steps if not is_ours(step) or type(step) is ToTensor), None)
         return None if first is None else _torchvision_advice(first)
@@ -422,7 +422,7 @@ def _has_only_arrays(value: Any) -> bool:
 
 
 class GlobalSeeds:
-    """Seed Python's, NumPy's and (if loaded) torch's generator, so that augmentation depends on the sample alone.
+    """Seed Python's, NumPy's and (if loaded) torch's generator by sample, so that workers do not affect augmentation.
 
     Args:
         needed: a function may draw from the generators; otherwise they are never touched.

@@ -59,8 +59,8 @@ class RowTable:
     """Rows and the locations of their fields, in one array, since each array of a message costs microseconds.
 
     Attributes:
-        values: int64[rows, width]: shard, sample and repeat of the row; then for each column offset, size, and
-            alternative, crc32 and shard if the column has them.
+        values: int64[rows, width]: shard, sample and repeat of the row; then, for each column, its offset and
+            size, plus alternative, crc32 and shard if present.
         kinds: describes the columns.
     """
 
@@ -120,7 +120,7 @@ def _unpacked(kinds: tuple[ColumnKind, ...], least: NDArray[np.int64], columns: 
 
 
 class ColumnKind(NamedTuple):
-    """The field of a column of a `RowTable`, and the optional parts of the `Column` that the table holds."""
+    """A column's field, and which optional arrays of a `Column` the `RowTable` holds."""
 
     name: str
     alternatives: tuple[str, ...]
@@ -291,7 +291,7 @@ class RowFailure(NamedTuple):
 
     Attributes:
         kind: the name of the error's class in `streamload.errors`.
-        fatal: a bug in the program, or a shard that changed while in use; never skipped.
+        fatal: a bug in the program, a failed collation, or a shard changed while in use; never skipped.
         offset: the first byte of the field, or MISSING.
         missing_field: the sample lacks the field.
         stored_in: the number of the shard or sidecar that holds the field.

@@ -87,7 +87,7 @@ class BatchStream:
 
     The first batches of the next epoch are made while the trainer uses the last ones of the current epoch, and
     announced when the next epoch is requested. A failure while working ahead is dropped; it recurs in that epoch. If
-    the trainer leaves its epoch or requests another, all unannounced batches are dropped.
+    the trainer leaves its epoch or requests any but the next, all unannounced batches are dropped.
 
     Args:
         engine: the components of the feeder.
@@ -126,7 +126,7 @@ class BatchStream:
 
     @property
     def blocked(self) -> bool:
-        """Return True if the requested epoch waits for bytes, and no task or loop can free memory for them.
+        """Return True if the requested epoch waits for bytes, and neither a task nor the loop can free memory.
 
         Raises the error of a failed fetch.
         """
@@ -303,7 +303,7 @@ class TaskSize:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._batch_rows = engine.settings.order.batch_size
-        # Each row may lie in another shard, and a worker must be able to open all shards of its tasks.
+        # Each row may lie in a different shard, and a worker must be able to open all shards of its tasks.
         shards_at_once = max(1, descriptor_limit() // SCHEDULED_SHARDS_SHARE)
         has_more = len(engine.tables.counts) > shards_at_once
         self._most_run_rows = min(shards_at_once, _MAX_RUN_ROWS) if has_more else _MAX_RUN_ROWS
@@ -379,7 +379,7 @@ class Lookahead:
         return not self._fetcher.window.are_present(self._planned[0].parts)
 
     def take(self) -> Batch | None:
-        """Remove and return the next batch; None at the end, or while its bytes are not resident.
+        """Remove and return the next batch; None at the end, or while counts, tables or bytes are missing.
 
         Raises:
             StreamloadError: the batch cannot be made; later calls raise it again, until the cause is gone.
@@ -477,7 +477,7 @@ class Lookahead:
     def _locate_block(self) -> bool:
         """Locate the rows of the first block; return False while tables are missing.
 
-        If a table cannot be read, the block is halved, so that the batches that do not need it still come.
+        If a table cannot be read, the block is halved, so that the batches before its first use still come.
         """
         (block, finished), fetcher, settings = self._blocks[0], self._fetcher, self._engine.settings
         with Attempt() as attempt:
@@ -700,7 +700,7 @@ class Scans:
         return task
 
     def _next_piece(self) -> ScanTask | None:
-        """Return a task for the first shard with enough bytes, and hold their parts until it is done."""
+        """Return a task for the first shard with enough bytes; hold their parts until the task ends."""
         for number, (shard, arriving) in enumerate(itertools.islice(self._arriving.items(), SCANNED_PARTS)):
             if self._fetcher is None or arriving.in_flight or arriving.parts is None:
                 continue

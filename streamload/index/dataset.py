@@ -90,7 +90,7 @@ class Dataset:
 
     Attributes:
         counts: the number of samples of each shard, as far as known.
-        skipped: the number of skipped members, by reason, in the shards scanned so far.
+        skipped: the number of skipped members, by reason, in the shards counted so far.
     """
 
     def __init__(self, listing: Listing, storages: Storages | None = None, *, budget_bytes: int | None = None) -> None:
@@ -276,7 +276,7 @@ class Dataset:
             is_unrelated = not self.is_growing(shard) and len(other) and len(rows) and (rows == MISSING).all()
             if is_unrelated:
                 raise DatasetIndexError(
-                    f"this sidecar has no field of any sample of its shard, {without_secrets(self.url(shard))!r}; "
+                    f"this sidecar matches no sample of its shard, {without_secrets(self.url(shard))!r}; "
                     "sidecars belong to the shards of the same names, or of the same positions if names differ",
                     url=url,
                 )
@@ -354,7 +354,7 @@ class _Joined(NamedTuple):
     Attributes:
         tables: the tables of the shard and its sidecars.
         table: the joined table.
-        matched: for each sidecar, the number there of each sample of the shard, or MISSING.
+        matched: for each sidecar, each sample's number in it, or MISSING.
     """
 
     tables: list[ShardTable]
@@ -520,7 +520,7 @@ def read_labels(listing: Listing, storages: Storages) -> Labels:
     """
     for shard in listing.shards:
         if shard.index_folder is None:
-            raise _no_labels(_IN_NO_INDEX, shard.url)
+            raise _no_labels(f"this needs the labels in an index, but {_IN_NO_INDEX}", shard.url)
 
     labels = read_columns(listing, storages, [LABEL])[0][LABEL]
     values, number = np.unique(labels, return_inverse=True)
@@ -617,7 +617,7 @@ def _values(table: ShardTable, name: str, url: str) -> NDArray[Any]:
         return _key_hashes(table)
     if name == LABEL:
         if table.labels is None and len(table):
-            raise _no_labels("it has none for this shard, since not every sample has a whole number as cls", url)
+            raise _no_labels("this shard has no labels, since not every sample has a whole number as cls", url)
         return np.empty(0, np.int64) if table.labels is None else table.labels
     members = table.column([name.removeprefix(SIZE).removeprefix(PRESENT)])
     present: NDArray[np.bool_] = members != MISSING
@@ -630,8 +630,8 @@ def _values(table: ShardTable, name: str, url: str) -> NDArray[Any]:
 
 def _no_labels(why: str, url: str) -> DatasetIndexError:
     return DatasetIndexError(
-        f"this needs the labels that an index holds, but {why}; write the class of each sample as a field "
-        "cls, make an index with `streamload index` (or pack with shardify), or give weights= as one number per sample",
+        f"{why}; write the class of each sample as a field cls and make an index with `streamload index` (or pack with "
+        "shardify), or give weights= as one number per sample",
         url=url,
     )
 

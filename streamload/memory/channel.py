@@ -1,7 +1,7 @@
 """Send messages with descriptors over a Unix socket between streamload's own processes.
 
-A message is a header, with the length and the number of descriptors, and a pickle. Pickles are safe here: streamload
-started both processes, and sends no pickles that come from the data.
+A message is a header, with the length and the number of descriptors, and a pickle. Pickles are safe here: both
+processes belong to one program, and no pickle comes from the data.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Channel:
             self._socket.sendall(data[sent:])
 
     def send_all(self, messages: Sequence[Any]) -> None:
-        """Send messages by one call. Raises OSError if the other end is gone."""
+        """Send messages in one call. Raises OSError if the other end is gone."""
         self._socket.sendall(b"".join(frame(message, ()) for message in messages))
 
     def receive(self, timeout_s: float | None = None) -> Message:

@@ -101,7 +101,7 @@ def pack(
         StreamloadError: the function fails or returns an invalid sample (the message has the input's number), or a
             process died.
         ClusterError: the cluster does not exist, or a node differs from this machine.
-        ValueError: there is no sample, two have the same key, one is too large, or the destination cannot be used.
+        ValueError: there is no sample, a key is in two shards, or the destination cannot be used.
         OSError: something cannot be written.
     """
     check_counts(workers=workers, max_count=max_count)
@@ -152,7 +152,7 @@ def _pack_calls(
     def check(records: Sequence[Record]) -> None:
         tables = [shard.table for record in records for shard in record.shards]
         if not tables:
-            raise ValueError(f"the function returned no sample for {len(pickled):,} inputs")
+            raise ValueError(f"the function returned no sample for {counted(len(pickled), unit[:-1])}")
         seen: set[str] = set()
         for table in tables if unique else ():
             for key in table.keys():  # noqa: SIM118
@@ -185,8 +185,8 @@ def map_shards(
     """Call a function for each sample of a dataset, and write the results as a dataset in the same order.
 
     Each shard keeps its name (`a.tar` for `a.tar.gz`); all are numbered if names repeat or lack `.tar`. A shard without
-    results is not written. With `max_bytes` or `max_count`, consecutive shards are merged as far as they fit, and
-    larger ones are split. Determinism and resuming are as for `pack`.
+    results is written only as a sidecar. With `max_bytes` or `max_count`, consecutive shards are merged as far as they
+    fit, and larger ones are split. Determinism and resuming are as for `pack`.
 
     Args:
         function: takes a sample, a dict of its fields' bytes with "__key__" and "__url__". Returns the new sample,

@@ -44,7 +44,7 @@ class RetryPolicy(NamedTuple):
         give_up_timeout_s: time without a byte, over all tries, until the request fails.
         tries: maximum number of consecutive requests without a byte; None for any number.
         first_backoff_s: maximum wait after the first failure; it doubles with each further one.
-        most_backoff_s: maximum wait after any failure.
+        most_backoff_s: maximum wait after any failure, without a `Retry-After`.
         warn_after_s: time without a byte from a host or bucket until a warning.
     """
 
@@ -168,7 +168,7 @@ class Pin:
             self.total_bytes = total_bytes
             self.etag = self.etag if etag is None else etag
             return
-        versions = f"it had {_version(self.total_bytes, self.etag)} and has {_version(total_bytes, etag)} now"
+        versions = f"it had {_version(self.total_bytes, self.etag)}, and now has {_version(total_bytes, etag)}"
         if not self.indexed:
             what, remedy = "while it was in use", "make a new loader"
         else:
@@ -225,7 +225,7 @@ async def download(
         counts: updated with every request.
 
     Returns:
-        The end of the written bytes: `end`, or the shard's.
+        The end of the written bytes: `end`, cut to the shard's.
 
     Raises:
         ShardChangedError: an answer's version differs from the pinned one.

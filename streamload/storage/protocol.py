@@ -29,7 +29,7 @@ class ShardInfo(NamedTuple):
     """A shard's url (an absolute path if it is local), size (or `UNKNOWN_BYTES`), time and version.
 
     Attributes:
-        mtime_ns: nanoseconds since the epoch; 0 if unknown.
+        mtime_ns: Unix time in nanoseconds; 0 if unknown.
         etag: None for local files, or if the storage has none.
     """
 

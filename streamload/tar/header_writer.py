@@ -1,6 +1,6 @@
 """Write the header blocks of a tar member: ustar, with a pax record only if ustar cannot hold a value.
 
-A header depends on name and size alone (no time, owner zero, mode 0644). Writing is twenty times as fast as by
+A header depends on name and size alone (no time, owner zero, mode 0644). Writing is over ten times as fast as
 `tarfile.TarInfo.tobuf`.
 """
 
@@ -36,7 +36,7 @@ def member_header(name: str, size: int) -> bytes:
 
     Returns:
         One block if ustar can hold the values; else three or more, beginning with a pax header: for payloads of 8 GiB
-        and more, and for names that are not ASCII or, over 100 bytes, cannot be split at a slash into at most 155 and
+        and more, and names that are not ASCII, or over 100 bytes without a slash that splits them into at most 155 and
         100.
     """
     path = name.encode("utf-8")

@@ -121,6 +121,7 @@ class Connection:
             TimeoutError: no message came in time.
             FeederDiedError: the feeder is dead.
             LoaderClosedError: another thread has closed the connection.
+            OSError: this process has too many open files.
         """
         deadline_s = None if timeout_s is None else monotonic() + timeout_s
         while (message := self.receive_now()) is None:
@@ -163,7 +164,7 @@ class Connection:
         """Call a function of the feeder, and return its result. Messages that arrive first are kept for `receive`.
 
         Raises:
-            TimeoutError, FeederDiedError, LoaderClosedError: as `receive`.
+            TimeoutError, FeederDiedError, LoaderClosedError, OSError: as for `receive`.
             Exception: the function's error, or the error that ended the feeder.
         """
         deadline_s = None if timeout_s is None else monotonic() + timeout_s
@@ -246,7 +247,7 @@ class Connection:
                 self._sending.release()
 
     def close(self) -> None:
-        """End the feeder and wait for it, but only briefly if user code runs. Idempotent."""
+        """End the feeder, and kill it if it does not end soon. Idempotent."""
         child = self._child
         if child is not None and not self.configured and not self.closed and os.pread(child.progress, 1, 0) == b"\0":
             self._channel.close(ends=True)

@@ -1,8 +1,8 @@
 """Start processes on socket pairs: subprocesses, and forks of a feeder that has just started.
 
 Imports take longer than anything else before the first batch. So the first workers are forks of the feeder, made when
-it has loaded its modules, but has no thread, no open file and no user code yet. Later workers are subprocesses, as are
-the first workers if the feeder has another thread or the system is not Linux.
+it has loaded the workers' modules, but has no thread, no open file and no user code yet. Later workers are
+subprocesses, as are the first ones if the feeder has another thread or the system is not Linux.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STACK_SIGNAL = signal.SIGUSR2
 STACK_S = 0.2
 """Time for a process to write its stack."""
 
-# Seconds between two looks at the status of a process.
+# Seconds between two checks of a process's status.
 _LOOK_UP_S = 0.002
 
 

@@ -111,7 +111,7 @@ def test_a_shard_that_is_not_what_its_index_says(tmp_path: Path, cut: bool) -> N
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-20_480] if cut else whole + bytes(10_240))
     remedy = "rebuild the index with `streamload index`"
-    said = f"if it was cut, fetch or pack it again; if it was rewritten, {remedy}" if cut else f"now; {remedy}"
+    said = f"if it was cut, fetch or pack it again; if it was rewritten, {remedy}" if cut else f"; {remedy}"
     with FaultServer(tmp_path / "data") as server:
         for place in (Place(server.url), in_memory(tmp_path / "data")):
             url = place.urls("indexed", [0])[0]

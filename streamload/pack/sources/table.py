@@ -85,9 +85,9 @@ class Table(NamedTuple):
 def samples_of_table(table: Table, options: SourceOptions, root: str | None = None) -> Source:
     """Return a sample for each row of a table, without opening files. Raises UsageError, OSError.
 
-    The field of a file is its extension, the field of a text is `txt`, and other columns share `json`; if an earlier
-    column has the field, the later column's name is a prefix (`mask.png`). Relative paths start at `root`, by default
-    the table's folder.
+    A file's field is its extension, a text's is `txt`, and other columns share `json`; if an earlier column has the
+    field, the later column's name becomes a prefix (`mask.png`). Relative paths start at `root`, by default the table's
+    folder.
     """
     root = os.path.dirname(table.path) if root is None else root
     notes: list[str] = []
@@ -179,7 +179,7 @@ def _number(value: object) -> int | float | None:
 
 
 def _whole(value: object) -> int | None:
-    """Return 7 for 7, 7.0, `7` and `7.0`, and None for others, such as `07`, 7.5 and 2**63."""
+    """Return 7 for 7, 7.0, `7` and `7.0`, and None for other values, such as `07`, 7.5 and 2**63."""
     number = _number(value)
     return int(number) if number is not None and number % 1 == 0 and -(1 << 63) <= number < 1 << 63 else None
 
@@ -251,7 +251,7 @@ def _is_path(table: Table, name: str) -> bool:
 
 
 def _are_labels(values: Sequence[object]) -> bool:
-    """Return True if half of the values are whole numbers or texts; beyond 20, at most half may be distinct texts."""
+    """Return True if at least half are whole numbers or texts; beyond 20 values, at most half may be distinct texts."""
     numbers = list(map(_number, values))
     texts = [value for value, number in zip(values, numbers, strict=True) if isinstance(value, str) and number is None]
     labels = len(texts) + sum(number is not None and number % 1 == 0 for number in numbers)
@@ -291,7 +291,7 @@ def _extension_by_content(content: bytes) -> str:
 def _numbers(table: Table, name: str, notes: list[str]) -> list[Any]:
     """Convert a column of text to numbers, and empty text to nan. If any text is not a number, keep all as text.
 
-    If only a minority is not numbers, add a note that names the first such value.
+    If most are numbers, add a note that names the first that is not.
     """
     values = table.columns[name]
     numbers = [_number(value if value.strip() else "nan") for value in values]
