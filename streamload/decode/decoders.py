@@ -314,8 +314,8 @@ def _decode_torch(data: memoryview) -> Any:
         if content.startswith(_ZIP):
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 entries = archive.infolist()
+                check_entries(entries, len(content), DECOMPRESSED_LIMIT_BYTES)
                 pickled = b"".join(archive.read(entry) for entry in entries if entry.filename.endswith("data.pkl"))
-            check_entries(entries, len(content), DECOMPRESSED_LIMIT_BYTES)
             stored_bytes = sum(entry.file_size for entry in entries if "/data/" in entry.filename)
         if any(name in pickled for name in _BYTEARRAYS):  # torch allocates any size that the file claims
             raise ValueError("it holds a bytearray; save bytes or a tensor of uint8 instead")

@@ -271,6 +271,17 @@ def with_pickle(torch_file: bytes, change: Callable[[bytes], bytes]) -> bytes:
     return out.getvalue()
 
 
+def test_a_torch_file_that_is_a_bomb_is_refused_before_it_expands(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(3 << 20))
+    monkeypatch.setattr("streamload.decode.decoders.DECOMPRESSED_LIMIT_BYTES", 1 << 20)
+    monkeypatch.setattr(zipfile.ZipFile, "read", None)
+    with pytest.raises(ValueError, match=f"decompresses to {3 << 20} bytes"):
+        decode("pt", out.getvalue())
+
+
 def test_torch_files_of_every_kind_still_load() -> None:
     torch = pytest.importorskip("torch")
     base = torch.arange(12.0).reshape(3, 4)
