@@ -99,7 +99,7 @@ def images(folder: str, cluster: LocalRayCluster, epochs: int) -> list[Row]:
     rows = []
     for _ in range(2):
         rows.append(measure("local", StreamLoader(folder, **options), None, epochs))
-        for number in (1, 2):
+        for number in (1, 2, 4):
             loader = StreamLoader(folder, **{**options, "num_workers": RayFeeders(number, address=cluster.address)})
             rows.append(measure(f"{number} Ray feeder{'s' * (number > 1)}", loader, cluster, epochs))
     best = {name: min(row for row in rows if row[0] == name) for name, *_ in rows}
