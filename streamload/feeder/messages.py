@@ -27,7 +27,7 @@ class PipelineSettings(NamedTuple):
     Attributes:
         fields: the fields to read, or None for all.
         verify: check the bytes against the index's checksums.
-        prefetch_batches: the maximum number of batches in flight or waiting for the loop; short tasks raise it.
+        prefetch_batches: the maximum number of batches in flight or waiting for the loop, unless workers need more.
     """
 
     order: OrderOptions

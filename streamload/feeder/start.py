@@ -22,7 +22,7 @@ def main(socket_number: int, words_number: int, progress_number: int, trainer: i
     if workers:
         from streamload.workers import worker
 
-        os.write(progress_number, b"\1")  # the trainer no longer kills this process at once: it must end its workers
+        os.write(progress_number, b"\1")  # from now on `Connection.close` gives this process time to end its workers
         early = start_workers(workers, worker.run)
     from streamload.feeder import process
 

@@ -611,8 +611,7 @@ class Scans:
 
     def put_first(self, shard: int) -> None:
         """Scan a requested shard before all others, because a batch waits for it."""
-        arriving = self._arriving.get(shard)
-        if arriving is not None and shard != next(iter(self._arriving)):
+        if (arriving := self._arriving.get(shard)) is not None and shard != next(iter(self._arriving)):
             self._request_parts(shard, arriving, range(0))  # `feed` requests them again, for the new turn
             arriving.turn = next(self._first_turns)
             self._arriving.move_to_end(shard, last=False)
@@ -630,11 +629,15 @@ class Scans:
             return False
         # A bound, so that later shards do not take the room of earlier ones.
         left = max(1, min(SCANNED_PARTS, fetcher.window.budget_bytes // SCANNED_PARTS_SHARE // PART_BYTES))
-        for shard, arriving in list(itertools.islice(self._arriving.items(), SCANNED_PARTS)):  # thousands may follow
+        # Not of all shards: thousands may follow.
+        for number, (shard, arriving) in enumerate(list(itertools.islice(self._arriving.items(), SCANNED_PARTS))):
             if left <= 0:
                 break
             start, needs = self._tables.next_scan(shard)
             end, total = fetcher.arrived_from(shard, start)
+            is_worth_it = number == 0 or end - start >= _ARRIVING_BYTES or total in (None, end)
+            is_enough = end >= (needs if total is None else min(needs, total))
+            arriving.is_ready = is_worth_it and is_enough and not arriving.in_flight
             parts, missing = range(1), _GUESSED_PARTS
             if total is not None and shard not in fetcher.compressed:
                 parts = range(start // PART_BYTES, -(-min(total, max(needs, end + left * PART_BYTES)) // PART_BYTES))
@@ -669,8 +672,7 @@ class Scans:
 
         A shard that cannot be opened is marked as failed; other shards of the task are queued again.
         """
-        task = self._next_whole() if self._waiting else self._next_piece()
-        if task is None:
+        if (task := self._next_whole() if self._waiting else self._next_piece()) is None:
             return False
         with Attempt() as attempt:
             pool.submit(task)
@@ -701,13 +703,13 @@ class Scans:
 
     def _next_piece(self) -> ScanTask | None:
         """Return a task for the first shard with enough bytes; hold their parts until the task ends."""
-        for number, (shard, arriving) in enumerate(itertools.islice(self._arriving.items(), SCANNED_PARTS)):
-            if self._fetcher is None or arriving.in_flight or arriving.parts is None:
+        for shard, arriving in itertools.islice(self._arriving.items(), SCANNED_PARTS):
+            if self._fetcher is None or not arriving.is_ready:
                 continue
+            arriving.is_ready = False
             start, needs = self._tables.next_scan(shard)
-            end, total = self._fetcher.arrived_from(shard, start)
-            is_worth_it = number == 0 or end - start >= _ARRIVING_BYTES or total in (None, end)
-            if is_worth_it and end >= (needs if total is None else min(needs, total)):
+            end, total = self._fetcher.arrived_from(shard, start)  # parts may have been evicted since `feed`
+            if end >= (needs if total is None else min(needs, total)):
                 arriving.in_flight = True
                 task = ScanTask(next(self.numbers), (shard,), start, end, total)
                 self.in_flight[task.number] = keys = self._fetcher.keys_between(shard, start, end)
@@ -752,8 +754,7 @@ class Scans:
 
     def _forget(self, shard: int) -> None:
         self.requested.discard(shard)
-        arriving = self._arriving.pop(shard, None)
-        if arriving is not None:
+        if (arriving := self._arriving.pop(shard, None)) is not None:
             self._request_parts(shard, arriving, range(0))
 
 
@@ -764,9 +765,11 @@ class _Arriving:
     Attributes:
         turn: the shard's place in the order of requests; negative if it was put first.
         in_flight: a scan of the shard is in flight.
+        is_ready: `feed` has found enough bytes for its next scan.
         parts: the parts that are requested for its scans; None until `feed` reaches the shard.
     """
 
     turn: int
     in_flight: bool = False
+    is_ready: bool = False
     parts: range | None = None

@@ -96,7 +96,7 @@ def frame_and_scan(data: memoryview) -> tuple[bool, int, int, int]:
             one_scan = frame in _SEQUENTIAL_FRAMES and data[position + 4] == components and not restarts
             return frame in _PROGRESSIVE_FRAMES, _BLOCK * sampling if one_scan else 0, height_at, position
         position += 2 + (data[position + 2] << 8 | data[position + 3])
-    return True, 0, 0, len(data)  # unknown: treated as progressive, since counting scans does no harm
+    return True, 0, 0, len(data)  # unknown: treated as progressive, so that `files` counts the scans
 
 
 def smallest_scale(header: JpegHeader, min_height: int, min_width: int) -> int:
@@ -130,7 +130,7 @@ def decode_jpeg(
     """
     declared, blocks = header.height, header.block_rows
     if rows is not None and blocks:
-        # Interpolation uses the next row of colours. If scaled, add a block: few rows would allow a smaller scale.
+        # Chroma upsampling reads one more row. If scaled, add a block, or simplejpeg might choose a smaller scale.
         needed = rows + (blocks // _BLOCK if eighths == 8 else blocks)
         if -(-needed // blocks) < -(-header.height // blocks):
             declared = needed

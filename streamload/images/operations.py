@@ -62,8 +62,8 @@ _FINEST_TAP = 256  # OpenCV rounds taps to 8 bits; they must still add up to 1
 # Besides uint8, filters other than "nearest" take only these dtypes. Pillow resamples them as float32, which holds each
 # of their values exactly.
 _RESAMPLED_DTYPES = (np.uint16, np.float32)
-# Minimum ratio of a box to the result, after the JPEG's inverse transform, which ignores the requested filter, has
-# shrunk the box. With 2.5, photographs and textures differ by up to 1.03 of 255 on average; with 2, by up to 1.8; with
+# Minimum ratio of a box to the result once the JPEG's inverse transform (which ignores the requested filter) has
+# shrunk it. With 2.5, photographs and textures differ by up to 1.03 of 255 on average; with 2, by up to 1.8; with
 # 1, by up to 6.
 _LEAST_SHRINKING = 2.5
 
@@ -427,7 +427,7 @@ class Normalize(_Operation):
         return cls(mean, std)
 
     def __call__(self, image: Any, out: Planes | None = None) -> Any:
-        """Normalize a result of `ToFloat` or `ToTensor`, or a uint8 image, to the same bits as after `ToFloat`.
+        """Normalize a result of `ToFloat` or `ToTensor`, or a uint8 image exactly as if `ToFloat` came first.
 
         Returns:
             float32 (channels, height, width): a transposed view as from `ToFloat`, or a tensor for a tensor.
@@ -656,7 +656,7 @@ def _common_size(values: Any, items: Sequence[Item]) -> tuple[int, int]:
 
 def _checked(numbers: Any, kind: Kind) -> NDArray[np.float64]:
     least = _COORDINATES[kind]
-    takes = f"Joint: {kind} must be numbers ({kind}, {least} or more)"
+    takes = f"Joint: {kind} must be numbers of shape ({kind}, {least} or more)"
     try:
         array = np.array(numbers, np.float64)
     except (TypeError, ValueError):

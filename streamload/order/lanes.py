@@ -123,7 +123,7 @@ class SlidingShuffle:
         positions = np.empty(len(numbers), np.int64)
         done = 0
         if len(numbers) and numbers[0] < self._ready_start:
-            raise IndexError(f"output {numbers[0]} was passed; the stream is at {self._ready_start}")
+            raise IndexError(f"output {numbers[0]} is gone; the stream is at {self._ready_start}")
         while done < len(numbers):
             if numbers[done] - self._window > self._drawn_end:
                 self._seek(int(numbers[done]))

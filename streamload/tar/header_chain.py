@@ -517,7 +517,7 @@ class HeaderChain:
             self.skipped.append((position, _NO_PAYLOAD[kind]))
             return start
         if kind not in _SKIPPED and kind not in _REGULAR:
-            what = _REFUSED.get(kind, "which is unknown; re-pack the shard as ustar, pax or GNU tar")
+            what = _REFUSED.get(kind, "an unknown type; re-pack the shard as ustar, pax or GNU tar")
             raise self._error(f"a member of type {kind.decode('latin-1')!r}: {what}", position)
         size = self._checked_size(header.size if extensions.pax_size is None else extensions.pax_size, position)
         if kind in _SKIPPED:

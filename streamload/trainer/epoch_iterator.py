@@ -198,7 +198,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                 raise
             except BaseException as error:
                 if self.connection.closed and current_thread().daemon and not main_thread().is_alive():
-                    Event().wait()  # daemon threads hang until the interpreter exits, as CPython itself makes them
+                    Event().wait()  # hang until the interpreter exits, as CPython does with daemon threads
                 if self._ended and isinstance(error, Exception):  # another thread has closed resources in use
                     raise LoaderClosedError(f"this pass is over: {self._ended}") from error
                 # After an error the next pass continues from the loop's position; Ctrl-C leaves the pass.

@@ -47,7 +47,7 @@ _log = logging.getLogger("streamload")
 
 
 class FeederLink:
-    """List a loader's shards, and start its feeder: with workers at once, else (and after `disconnect`) when used.
+    """List a loader's shards, and start its feeder: now if there are workers, otherwise, or after `disconnect`, at use.
 
     `sampling` is resolved here. `start_elsewhere` starts and configures remote feeders, and returns a channel.
 

@@ -53,7 +53,7 @@ class CallerWorker:
             else:
                 done = self._runner.handle(message, (), [-1, -1])
                 if isinstance(done, RowsDone) and any(batch.failures for batch in done.batches):
-                    self._failed.append(done)  # an `Original` can be found only while it is referenced
+                    self._failed.append(done)  # keeps its errors until the trainer has unpickled them, see `Original`
             self.waiting.popleft()
             return done
         return None

@@ -200,7 +200,7 @@ def _stem(path: str) -> str:
 
 
 def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]) -> list[SourceSample]:
-    """Return a sample for each file in a split's class folders. Only files of the most common kind get a field."""
+    """Return a sample for each file in a split's class folders. Files of other than the most common kind are faults."""
     names, loose = tree.inside(split)
     where = f"{tree.root!r}, {split!r}" if split else repr(tree.root)
     if data := [path for path in loose if is_data(path)]:
