@@ -444,9 +444,8 @@ class Lookahead:
             scans.request(missing)
             if not self._planned:
                 raise_first(scans.errors, missing[:1])  # only the first shard is certainly needed
-            if self._missing() == missing:  # else `request` has found counts in an index
+            if missing[0] in scans.requested:  # else `request` has found its count in an index
                 scans.put_first(missing[0])
-                self._release_passed()
                 self._scan_ahead()
                 return False
         block = self._plan.take(self._block_rows)
