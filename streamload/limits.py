@@ -111,7 +111,7 @@ PARTS_PROPORTION, REQUESTS_PROPORTION = 25, 7
 # Maximum number of remote shards scanned ahead of the plan.
 SCANNED_SHARDS = 32
 # Maximum number of parts that scans hold ahead of the one being read, and their share of the budget.
-SCANNED_PARTS, SCANNED_PARTS_SHARE = 64, 4
+SCANNED_PARTS, SCANNED_PARTS_SHARE = 96, 4
 # Number of compressed shards decompressed concurrently, each on one thread.
 DECOMPRESSED_AT_ONCE = 4
 # The share of the budget for tables in memory, with its minimum and maximum; without a budget, the maximum applies.
