@@ -101,7 +101,7 @@ class ShardChangedError(StorageError):
 class TransientStorageError(StorageError):
     """A request failed temporarily: a reset, a timeout, an overloaded server, a truncated body.
 
-    Reads retry such requests; this is the error of the last attempt.
+    Requests are retried first; a shard that still cannot be read is a StorageError.
 
     Attributes:
         throttled: the storage asked for fewer requests (429, 503, SlowDown).

@@ -223,7 +223,7 @@ def keys_of(samples: list[tuple[str, bytes]]) -> list[list[str]]:
         ({"where": ["00001", "zebra"]}, ValueError, "where= has 1 key that no sample has, such as zebra"),
         ({"where": [1]}, TypeError, "keys are strings"),
         ({"where": []}, ValueError, "where= has no keys"),
-        ({"where": Path("no such file")}, ValueError, "names a file with one key a line, which cannot be read"),
+        ({"where": Path("no such file")}, ValueError, "must name a file of keys, one per line, but it cannot be read"),
         ({"where": 5}, TypeError, "must be a condition such as .*, a function, or keys"),
         (
             {"where": 'not "caption"'},

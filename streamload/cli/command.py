@@ -96,7 +96,7 @@ def print_array(items: Iterable[Any]) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]], numbers: int) -> None:
-    """Print rows in columns; after the first, `numbers` columns are right-aligned."""
+    """Print rows in columns; the `numbers` columns after the first are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [
@@ -160,7 +160,7 @@ Ray = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="Run on a Ray cluster, whose nodes must see the same files: HOST:PORT, or auto for this machine's.",
+        help="Ray cluster to run on: HOST:PORT, or auto for this machine's. Its nodes must see the same files.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]

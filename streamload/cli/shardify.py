@@ -45,14 +45,14 @@ def shardify(
     split: str | None = typer.Option(None, help="Split each class at random into folders: train=0.9,val=0.1."),
     resize: int | None = typer.Option(None, help="Shrink larger images to this shorter side (pixels), as JPEG.", min=1),
     quality: int | None = typer.Option(None, help="JPEG quality of --resize. Default: 90.", min=1, max=100),
-    workers: int | None = typer.Option(None, help="Processes, without effect on shards. Default: one per core.", min=1),
+    workers: int | None = typer.Option(None, help="Number of processes. Default: one per core.", min=1),
     ray: command.Ray = None,
     labels: str | None = typer.Option(None, help="JSON or a table of labels by ID. Default: SOURCE/labels.*."),
     classes: str | None = typer.Option(None, help="The classes.json of the training data, which numbers the classes."),
     path_column: Annotated[
-        list[str] | None, typer.Option(help="A column of files or IDs; repeatable. Default: by name.")
+        list[str] | None, typer.Option(help="A column of files or IDs; repeatable. Default: usual names.")
     ] = None,
-    label_column: str | None = typer.Option(None, help="The column of labels, or array of a .npz. Default: by name."),
+    label_column: str | None = typer.Option(None, help="Column of labels, or array of a .npz. Default: usual names."),
     text_column: Annotated[
         list[str] | None, typer.Option(help="A column to store as txt, such as captions; repeatable.")
     ] = None,

@@ -102,7 +102,7 @@ def failure_of(error: BaseException, _seen: frozenset[int] = frozenset()) -> Fai
 
 
 def answer_failure(error: BaseException) -> Failure:
-    """Convert an exception for a constructor's caller: a ValueError means a wrong argument and needs no traceback."""
+    """Convert an exception of a `Call`: a ValueError means a wrong argument and needs no traceback."""
     failure = failure_of(error)
     return failure._replace(traceback="") if type(error) is ValueError else failure
 

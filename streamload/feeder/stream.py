@@ -609,7 +609,7 @@ class Scans:
                     self._waiting.append(shard)
 
     def put_first(self, shard: int) -> None:
-        """Scan a requested shard before all others, because a batch waits for it."""
+        """Scan an arriving shard before other arriving ones, because a batch waits for it."""
         if (arriving := self._arriving.get(shard)) is not None and shard != next(iter(self._arriving)):
             self._request_parts(shard, arriving, range(0))  # `feed` requests them again, for the new turn
             arriving.turn = next(self._first_turns)
@@ -628,7 +628,7 @@ class Scans:
             return False
         # A bound, so that later shards do not take the room of earlier ones.
         left = max(1, min(SCANNED_PARTS, fetcher.window.budget_bytes // SCANNED_PARTS_SHARE // PART_BYTES))
-        # Not of all shards: thousands may follow.
+        # Only the first shards: thousands may follow.
         for number, (shard, arriving) in enumerate(list(itertools.islice(self._arriving.items(), SCANNED_PARTS))):
             if left <= 0:
                 break

@@ -130,7 +130,7 @@ class Dataset:
     # -- tables ----------------------------------------------------------------------------------------------------
 
     def find(self, shard: int) -> ShardTable | None:
-        """Return a shard's table, and record its count; None if unscanned. Blocks unless the table is fetched.
+        """Return a shard's table, and record its count; None if unscanned. Blocks unless `fetch` was called before.
 
         Raises:
             DatasetIndexError: the index is damaged or belongs to another shard.
@@ -248,7 +248,7 @@ class Dataset:
         return growing.resume, growing.needs
 
     def stretches(self, number: int, samples: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Convert half-open ranges of a shard's samples to those of its sidecar `number`, if the tables are read."""
+        """Convert ranges of a shard's samples to those of its sidecar `number`; unchanged until all tables are read."""
         owner = self.listing.owner(number)
         table = self.at_hand(owner)
         if owner == number or table is None or any(map(self.needs_read, self._sidecars[owner])):

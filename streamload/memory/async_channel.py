@@ -71,7 +71,7 @@ class AsyncChannel:
             except BlockingIOError:
                 self._loop.add_writer(self._socket, self._write)
                 return
-            except OSError:  # the receiver could not parse the stream without this message
+            except OSError:  # skipping this message would corrupt the stream
                 self._lose()
                 return
             _close_all(descriptors)

@@ -140,7 +140,7 @@ class SlotPool:
     def put_back(self, slot: int) -> None:
         """Free a slot for reuse, or discard it if enough are free."""
         count = len(self._free)
-        in_flight = len(self.descriptors) - count - len(self._kept)  # as many slots will be needed again
+        in_flight = len(self.descriptors) - count - len(self._kept)  # this many slots will be needed again
         is_cheap = count < in_flight or count * self._sizes[slot] < FREE_SLOTS_BYTES
         if count < LEAST_FREE_SLOTS or (count < self._most_free and is_cheap):
             self._free.append(slot)
@@ -197,7 +197,7 @@ class SlotReader:
 
     def lease(self, slot: int) -> Bytes:
         """Return a slot's memory for one batch; the slot is free when all views of it are gone."""
-        # Made through a memoryview: otherwise NumPy would refer views to the mapped array, and the lease would end.
+        # Made through a memoryview: otherwise the base of views would be the mapped array, and the lease would end.
         lease = np.frombuffer(self._memory[slot].data, np.uint8)
         self._leases[slot] = weakref.ref(lease, partial(_end_lease, slot, self._leases, self._ended))
         return lease

@@ -1,4 +1,4 @@
-"""Interleave several datasets with nearly exact shares in every block, computed at any position.
+"""Interleave several datasets, with nearly exact shares per block and random access.
 
 **Shares of a block.** In a block of B samples, dataset d gets the integer part of `B * share[d]`, and some datasets get
 an extra sample. Lay the fractional parts end to end; their total length is a whole number F. The points `t, t + 1, ...,
@@ -57,7 +57,7 @@ class BlockShares:
         return counts
 
     def turns(self, draws: CounterDraws, start: int, end: int) -> tuple[IntArray, IntArray]:
-        """Return the dataset at each position of `start:end`, and the number among its outputs; int64 each."""
+        """Return the dataset of each position of `start:end`, and the sample's number in that dataset; int64 each."""
         first, last = start // self._block, (end - 1) // self._block
         before = self.before(np.arange(first, last + 2))
         datasets, numbers = [], []

@@ -108,7 +108,7 @@ def check(saved: LoaderState, now: LoaderState, *, lanes: int | None) -> None:
     Args:
         saved: the state to resume from.
         now: the loader's state. Windows are compared only with shuffle. Both states must have a sampler, or
-            neither; a sampler's order is compared once drawn.
+            neither; a sampler's order is compared later.
         lanes: the loader's argument; None accepts any number.
 
     Raises:

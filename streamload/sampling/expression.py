@@ -112,7 +112,7 @@ def _keys_of(where: os.PathLike[str] | Iterable[str]) -> frozenset[str]:
                 keys = frozenset(line for line in map(str.strip, file) if line)
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(
-                f"where={where!r} names a file with one key a line, which cannot be read: {error}"
+                f"where={where!r} must name a file of keys, one per line, but it cannot be read: {error}"
             ) from error
     elif isinstance(where, Iterable):
         entries = list(where)
