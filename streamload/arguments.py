@@ -88,7 +88,10 @@ def parse_bytes(name: str, value: int | str) -> int:
 
 
 def check_int(name: str, value: object, least: int, alternative: str = "", *, most: int | None = None) -> None:
-    """Raise TypeError or ValueError unless an argument is an integer from `least` to `most`."""
+    """Raise TypeError or ValueError unless an argument is an integer from `least` to `most`.
+
+    `alternative` ends the message.
+    """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}={value!r} must be an integer of at least {least} {alternative}".rstrip())
     if value < least:
@@ -103,7 +106,7 @@ def normal_name(name: str) -> str:
 
 
 def alternatives(entry: str) -> list[str]:
-    """Split an entry of `fields=`, or a key of `decode=` or `transform=`, into fields: two for `"JPG; .png"`."""
+    """Split an entry of `fields=`, or a key of `decode=` or `transform=`: `"JPG; .png"` names `jpg` and `png`."""
     return list(map(normal_name, entry.split(";")))
 
 
@@ -175,26 +178,26 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def advises(constructor: Callable[P, R], *, neutral: Mapping[str, tuple[object, ...]] | None = None) -> Callable[P, R]:
-    """Make a constructor reject unknown keywords with a TypeError that names the replacement.
+    """Make a constructor reject unknown keywords with a TypeError that names the replacement, if known.
 
-    The signature is unchanged. NumPy scalars are converted to Python numbers. A keyword is dropped if
-    `neutral` lists its value as one without effect.
+    NumPy scalars are converted to Python numbers. A keyword is dropped if `neutral` lists its value as one without
+    effect.
     """
     known = inspect.signature(constructor).parameters.keys()
     owner = constructor.__qualname__.partition(".")[0]
     construct: Callable[..., R] = constructor
-    accepted = neutral or {}
+    without_effect = neutral or {}
 
     @functools.wraps(constructor)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         keywords = dict(kwargs)
-        for name in kwargs.keys() & accepted.keys():
-            if any(type(keywords[name]) is type(each) and keywords[name] == each for each in accepted[name]):
+        for name in kwargs.keys() & without_effect.keys():
+            if any(type(keywords[name]) is type(each) and keywords[name] == each for each in without_effect[name]):
                 del keywords[name]
         unknown = [name for name in keywords if name not in known]
         if unknown:
-            named = ", ".join(f"{name!r}{_hint(name, known)}" for name in unknown)
-            raise TypeError(f"{owner} got an unexpected keyword argument {named}; help({owner}) lists the arguments")
+            shown = ", ".join(f"{name!r}{_hint(name, known)}" for name in unknown)
+            raise TypeError(f"{owner} got an unexpected keyword argument {shown}; help({owner}) lists the arguments")
         return construct(*map(as_python, args), **{name: as_python(value) for name, value in keywords.items()})
 
     return checked
@@ -207,7 +210,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 
 def no_attribute(owner: type, name: str) -> AttributeError:
-    """Return the error for a missing attribute, with the replacement for a method of another loader."""
+    """Return the error for a missing attribute; it names the keyword, or the replacement of another loader's method."""
     message = f"{owner.__name__!r} object has no attribute {name!r}"
     if name in inspect.signature(owner).parameters:
         return AttributeError(f"{message}; it is a keyword: {owner.__name__}(urls, {name}=...)")

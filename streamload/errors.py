@@ -55,7 +55,7 @@ class StreamloadError(Exception):
 
     Attributes:
         message: the problem and its remedy, without the place.
-        url: the shard's, file's or folder's, if known; without secrets, since errors end up in logs.
+        url: the url or path of the shard, file or folder, if known; without secrets.
         key: the sample's key within the shard, if known.
         offset: byte offset in the archive or file, if known; in the compressed file if fetching or decompression fails.
     """
@@ -87,7 +87,7 @@ class StreamloadError(Exception):
 
 
 class StorageError(StreamloadError):
-    """A storage could not be listed, read or written, or fetching exceeds a limit."""
+    """A storage could not be listed, read or written, or fetching needs more memory or open files than allowed."""
 
 
 class ShardNotFoundError(StorageError):
@@ -101,7 +101,7 @@ class ShardChangedError(StorageError):
 class TransientStorageError(StorageError):
     """A request failed temporarily: a reset, a timeout, an overloaded server, a truncated body.
 
-    Requests are retried first; a shard that still cannot be read is a StorageError.
+    Requests are retried. After the last try, reading a shard raises StorageError; other operations raise this error.
 
     Attributes:
         throttled: the storage asked for fewer requests (429, 503, SlowDown).
@@ -124,7 +124,7 @@ class DatasetIndexError(StreamloadError):
 
 
 class SampleError(StreamloadError):
-    """A sample could not be made; `on_error=` decides whether that ends the run."""
+    """A sample could not be made; `on_error=` decides whether that ends the run, unless it is a bug in the program."""
 
 
 class DecodeError(SampleError):
@@ -136,7 +136,7 @@ class TransformError(SampleError):
 
 
 class CollateError(SampleError):
-    """Samples could not be collated; an exception of `collate_fn` is the `__cause__`."""
+    """Samples could not be collated, which always ends the run. An exception of `collate_fn` is the `__cause__`."""
 
 
 class WorkerError(StreamloadError):
@@ -152,4 +152,4 @@ class LoaderStateError(StreamloadError):
 
 
 class LoaderClosedError(StreamloadError):
-    """The loader was closed, or a newer pass replaced this one."""
+    """The loader was closed, or this pass has ended: by an error, or because a newer pass replaced it."""

@@ -44,7 +44,7 @@ _WORKERS_INSTEAD = '(or "auto", the default: one per processor; or RayFeeders(..
 
 @dataclass(kw_only=True)
 class Options:
-    """The checked arguments of `StreamLoader`, which documents them, and values derived from them. Never changed.
+    """The checked arguments of `StreamLoader`, and values derived from them. Not changed after construction.
 
     Attributes:
         shuffles: each epoch has a new order.
@@ -53,7 +53,7 @@ class Options:
         optional_fields: the requested fields that samples may lack.
         transform_keys: the keys of a transform that is a mapping.
         feeders: the feeders on a Ray cluster; None for a local feeder.
-        cache_folder: the absolute path of `cache_dir`.
+        cache_folder: the absolute path of `cache_dir`, if any.
         storages: the storages that read the shards.
 
     Raises:
@@ -121,7 +121,7 @@ class Options:
         return processors_of_rank() if self.num_workers == "auto" else self.num_workers
 
     def resolved_for(self, urls: Sequence[str]) -> Options:
-        """Return the options for these shards: "auto" becomes 0 workers if only this process can read them.
+        """Return the options for these shards: "auto" becomes 0 workers if some can be read only by this process.
 
         Raises:
             ValueError: only this process can read some of the shards, but workers were requested.

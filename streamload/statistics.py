@@ -181,7 +181,10 @@ class Statistics:
         self.verdict = self.limit.sentence
 
     def since(self, earlier: Statistics) -> Statistics:
-        """Return the difference from earlier statistics of the same loader, such as those of the previous epoch."""
+        """Return the difference from earlier statistics of the same loader, such as those of the previous epoch.
+
+        `skipped_members` stays that of the whole run.
+        """
         totals, settled = self.totals.since(earlier.totals), self.settled.since(earlier.settled)
         return Statistics(totals, settled, self.skipped_members, self.machine)
 
@@ -233,7 +236,6 @@ class Meter:
     """Sum the trainer's own measurements, and its feeders' reports, over all passes.
 
     Attributes:
-        workers: number of workers.
         totals: the sums of the trainer itself.
         events: the events of the trace being recorded, or None.
     """

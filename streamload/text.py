@@ -22,7 +22,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Join escaped names: `jpg, cls`. Of many, show 20, names without a dot first, and add `and 1,234 more`."""
+    """Join escaped names: `jpg, cls`. Of more than 20, show 20, names without a dot first, and add `and 1,234 more`."""
     if len(names) <= _MOST_LISTED:
         return printable(", ".join(names))
     shown = sorted(names, key=lambda name: "." in name)[:_MOST_LISTED]

@@ -145,7 +145,7 @@ def index_command(
     with (
         tempfile.TemporaryFile() as spool,  # the tables may not all fit in memory
         nullcontext() if ray is None else ray_pool(ray, workers) as pool,
-        in_order(reading, urls, workers, pool, "indexing") as reads,
+        map_in_order(reading, urls, workers, pool, "indexing") as reads,
     ):
         for url, read in zip(urls, reads, strict=True):
             _warn_of_missing_end(url, read.table)
@@ -232,7 +232,7 @@ def _parse_columns(text: str) -> list[tuple[str, str]]:
 def _columns(
     sources: Sequence[tuple[str, str]], index: DatasetIndex, urls: Mapping[str, str], options: dict[str, Any]
 ) -> dict[str, NDArray[Any]]:
-    """Read columns of values for all samples of an index. `urls` holds its shards' urls by name."""
+    """Read columns of values for all samples of an index. `urls` maps its shards' names to urls."""
     others = [shard.name for shard in index.shards if shard.name not in urls]
     if others:
         more = f"{counted(len(others), 'more shard')}, such as {others[0]!r}"
@@ -320,7 +320,7 @@ def verify_command(
 
     read_one = partial(_read_or_error, storages=storages)
     with nullcontext() if ray is None else ray_pool(ray, workers) as pool:
-        with in_order(read_one, urls, workers, pool, "verifying") as reads:
+        with map_in_order(read_one, urls, workers, pool, "verifying") as reads:
             for number, (url, read) in enumerate(zip(urls, reads, strict=True)):
                 faults = [read] if isinstance(read, StreamloadError) else _faults(number, read, known, finder)
                 report_faults(faults)
@@ -646,7 +646,7 @@ def bench_command(
 
 
 def _common_fields(urls: Sequence[str], index: str | None, storage_options: dict[str, Any]) -> tuple[str, ...]:
-    """Return the fields that all samples of the first shard have, `image_fields` joined as alternatives."""
+    """Return the fields that all samples of the first shard have, with `image_fields` joined as alternatives."""
     storages = Storages(storage_options)
     listing = list_shards(urls, index, storages)
     first = replace(listing, shards=listing.shards[:1], counts=None)
@@ -693,7 +693,7 @@ def tables(
             return result.bytes, result.table
         return listing.shard(number).bytes, table
 
-    return in_order(read, range(len(listing.shards)), workers, label=label)
+    return map_in_order(read, range(len(listing.shards)), workers, label=label)
 
 
 def read_whole(url: str, on_bytes: OnBytes, *, storages: Storages, **options: Any) -> ReadShard:
@@ -713,7 +713,7 @@ def read_whole(url: str, on_bytes: OnBytes, *, storages: Storages, **options: An
 
 
 @contextmanager
-def in_order(
+def map_in_order(
     function: Callable[[_Item, OnBytes], _Result],
     items: Sequence[_Item],
     workers: int | None = None,

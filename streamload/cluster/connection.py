@@ -79,8 +79,8 @@ class RayChannel:
         """Begin a pass, or note the slots that the trainer has released; ignore other messages."""
         for message in messages:
             if isinstance(message, Acknowledge):
-                self._slots.note_taken(message.batches)
-                self._slots.note_released(message.released)
+                self._slots.record_taken(message.batches)
+                self._slots.record_released(message.released)
             if isinstance(message, EpochStart):
                 self._start, self._turn, self._position = message, 0, message.position
                 for feeder in self._feeders:

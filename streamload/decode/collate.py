@@ -1,9 +1,10 @@
 """Collate rows into a slot's memory in the worker, and build the batch on that memory in the trainer.
 
-The rules are those of torch's `default_collate`, but rows of one layout need torch only to make tensors of arrays.
+The rules are those of torch's `default_collate`. torch itself is needed only to make tensors of arrays, and to collate
+rows that do not fit one layout.
 
 A layout is a batch's tree of containers, with each array's place in the slot; other values are stored in columns after
-the arrays. `describe_rows` derives a layout from one row, and `describe_batch` from the result of a `collate_fn`.
+the arrays.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class ArrayLeaf(NamedTuple):
     """An array in the slot.
 
     Attributes:
-        number: its number in the tree.
+        number: its index in `Layout.arrays`.
         dtype: the dtype in NumPy's notation.
         shape: the shape in memory (C order), of one row, or of the whole array if the layout has no rows.
         axes: the permutation to the logical shape; None for the identity.
@@ -176,7 +177,7 @@ def as_array(tensor: Any) -> tuple[NDArray[Any], str | None]:
 
 
 def describe_rows(row: Any) -> Layout:
-    """Return the layout of a batch of rows like this one, by the rules of torch's `default_collate`.
+    """Return the layout of a batch of one row, by the rules of torch's `default_collate`.
 
     Raises:
         TypeError: `default_collate` refuses a value of the row, or is needed to collate it.
@@ -267,7 +268,6 @@ class PlacedRows(list[Any]):
     """A column that copies each array when it is set, so that functions may reuse the memory of their results.
 
     Args:
-        count: the number of rows.
         blocks: the memory for the values of each batch, if known.
 
     Attributes:
@@ -319,8 +319,8 @@ def by_first_row(blocks: Sequence[NDArray[Any]]) -> dict[int, NDArray[Any]]:
     return dict(zip(accumulate(map(len, blocks), initial=0), blocks, strict=False))
 
 
-def copied_together(arrays: Sequence[NDArray[Any]], out: NDArray[Any]) -> bool:
-    """Copy arrays to the entries of `out`; False if `out` is 1-D or not contiguous, or does not fit."""
+def copy_together(arrays: Sequence[NDArray[Any]], out: NDArray[Any]) -> bool:
+    """Copy arrays to the entries of `out`. Return False if `out` is 1-D or not contiguous, or the arrays do not fit."""
     if out.ndim == 1 or not out.flags.c_contiguous:
         return False
     length, *rest = out.shape[1:]
@@ -340,10 +340,10 @@ class Rows:
 
     Attributes:
         values: the rows, if not kept as columns.
-        columns: for each field a list, an array with a leading axis of rows, or `PlacedRows`; or for several batches a
-            dict of lists and arrays, by the batches' first rows.
+        columns: for each field a list, an array with a leading axis of rows, or `PlacedRows`; or, for rows of several
+            batches, a dict from each batch's first row to its list or array.
         keys: the names of the fields if a row is a dict; None for tuples.
-        optional: the columns in which None stands for a missing optional field.
+        optional: the numbers of columns in which None stands for a missing field.
     """
 
     count: int
@@ -531,7 +531,7 @@ def _write_values(leaf: ArrayLeaf, values: list[Any], out: NDArray[Any]) -> None
         values = [memory for memory, _ in memories]
     elif not all(map(is_plain_array, kinds)):
         raise LayoutMismatchError
-    if copied_together(values, out):
+    if copy_together(values, out):
         return
     for number, value in enumerate(values):
         if not np.can_cast(value.dtype, dtype, "equiv") or value.shape != shape:

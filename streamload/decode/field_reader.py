@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.collate import ABSENT, PlacedRows, Rows, are_apart, by_first_row, copied_together, owned
+from streamload.decode.collate import ABSENT, PlacedRows, Rows, are_apart, by_first_row, copy_together, owned
 from streamload.decode.decoders import Decoder, Encoded, decoder_for, npy_layout
 from streamload.decode.failure import Attempt
 from streamload.decode.tasks import Column, Job, RowFailure, RowTable, by_shard
@@ -285,7 +285,7 @@ class FieldReader:
                 if not is_built_in and not are_apart([value for value in batch if type(value) is np.ndarray]):
                     self._reusing.add(column.name)
                     return self._read_by_row(work, column, failed, blocks, None if work.failures else gathered)
-                if len(kinds) == 1 and copied_together(batch, block):
+                if len(kinds) == 1 and copy_together(batch, block):
                     batch = block
                 elif not is_built_in:
                     batch = list(map(owned, batch))

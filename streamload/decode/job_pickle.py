@@ -11,8 +11,8 @@ sends a module's attributes whose names are recorded. Such an attribute may be a
 
 1. A global random generator, lock, `threading.local`, or object that stays in the program: send a substitute.
 2. A module of the user's: import it, then set the recorded attributes.
-3. Anything but a function or class found by its name in such a module: cloudpickle's rule.
-4. A function or class that does not pickle, or whose metaclass is neither `type` nor ABCMeta: by reference.
+3. Anything but a function or class importable by name from a module of the user's: cloudpickle's rule.
+4. A function or class that does not pickle, or a class whose metaclass is neither `type` nor ABCMeta: by reference.
 5. A function made by another module's decorator: cloudpickle's rule.
 6. Any other: import its module, then set the values that it refers to.
 
@@ -61,7 +61,7 @@ _REGISTERING = threading.RLock()
 
 
 def pickle_job(job: Any) -> bytes:
-    """Pickle a job for `load_job`, or a function as a trial. Raises what pickling a function raises."""
+    """Pickle a job for `load_job`, or a function to test it. Raises what pickling a function raises."""
     with _REGISTERING:
         registered = cloudpickle.list_registry_pickle_by_value()  # modules that the user pickles by value as a whole
         loaded = users_modules()
@@ -86,7 +86,6 @@ def load_job(data: bytes) -> Job:
 
     Raises:
         WorkerError: loading the job, or importing its modules, calls `sys.exit`.
-        Exception: any error that loading raises.
     """
     try:
         job, _ = cloudpickle.loads(data)
@@ -171,8 +170,8 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return substitute
         if isinstance(value, ModuleType) and value.__name__ in uses.own:
             uses.modules.add(value.__name__)
-            named = {name: each for name, each in vars(value).items() if name in uses.names and name[:2] != "__"}
-            return import_module, (value.__name__,), self._picklable(named), None, None, _set_values
+            used = {name: each for name, each in vars(value).items() if name in uses.names and name[:2] != "__"}
+            return import_module, (value.__name__,), self._picklable(used), None, None, _set_values
         reduced = super().reducer_override(value)
         is_by_value = isinstance(reduced, tuple) and isinstance(value, FunctionType | type)
         if not is_by_value:

@@ -124,8 +124,8 @@ class Feeder:
                     self._stream.abandon(message.number)
                     self.pool.abandon_unwanted()
                 case messages.Acknowledge():
-                    self._engine.slots.note_taken(message.batches)
-                    self._engine.slots.note_released(message.released)
+                    self._engine.slots.record_taken(message.batches)
+                    self._engine.slots.record_released(message.released)
                     self._stream.untaken -= message.batches
         self.pump()
 

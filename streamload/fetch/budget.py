@@ -1,4 +1,4 @@
-"""Compute the default of the byte budget, and its shares for parts and request buffers."""
+"""Compute the default `memory_budget`, and a budget's shares for parts and request buffers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def bytes_for_parts(budget_bytes: int) -> int:
 
 
 def budget_for(parts_bytes: int) -> int:
-    """Return the smallest budget whose share for parts is this large: the inverse of `bytes_for_parts`."""
+    """Return a budget whose share for parts is at least this large: the inverse of `bytes_for_parts`, rounded up."""
     small_bytes = -(-parts_bytes * (PARTS_PROPORTION + REQUESTS_PROPORTION) // PARTS_PROPORTION)
     return min(small_bytes, parts_bytes + REQUESTS_BYTES)
 
@@ -63,5 +63,5 @@ def shown_bytes(size_bytes: float, rounded: Callable[[float], int] = round) -> s
     """Format a size in kB or MB: `999 kB`, `1.3 MB`, `24 MB`."""
     if 0 < size_bytes < 1e6:
         return f"{rounded(size_bytes / 1e3)} kB"
-    parts = 10 if size_bytes < 10e6 else 1
-    return f"{rounded(size_bytes / 1e6 * parts) / parts:g} MB"
+    steps = 10 if size_bytes < 10e6 else 1
+    return f"{rounded(size_bytes / 1e6 * steps) / steps:g} MB"

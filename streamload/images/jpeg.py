@@ -20,7 +20,7 @@ Image = NDArray[np.uint8]
 _MAGIC = b"\xff\xd8\xff"
 # Scales, in eighths, at which the inverse transform is cheap; 5/8 to 7/8 cost more than full size. 1/8 is left out: it
 # averages values before they are clipped to 0..255, which is visible.
-_EXACT_SCALES = (2, 3, 4)
+_CHEAP_SCALES = (2, 3, 4)
 
 _BLOCK = 8
 _SEQUENTIAL_FRAMES = (0xC0, 0xC1)
@@ -96,12 +96,12 @@ def frame_and_scan(data: memoryview) -> tuple[bool, int, int, int]:
             one_scan = frame in _SEQUENTIAL_FRAMES and data[position + 4] == components and not restarts
             return frame in _PROGRESSIVE_FRAMES, _BLOCK * sampling if one_scan else 0, height_at, position
         position += 2 + (data[position + 2] << 8 | data[position + 3])
-    return True, 0, 0, len(data)  # unknown: treated as progressive, so that `files` counts the scans
+    return True, 0, 0, len(data)  # unknown: treated as progressive, so that `images.files` counts the scans
 
 
 def smallest_scale(header: JpegHeader, min_height: int, min_width: int) -> int:
     """Return the smallest cheap scale, in eighths, that leaves a minimum height and width; 8 if there is none."""
-    for eighths in _EXACT_SCALES:
+    for eighths in _CHEAP_SCALES:
         height, width, _ = _scaled(header.height, header.width, eighths)
         if height >= min_height and width >= min_width:
             return eighths
@@ -151,7 +151,7 @@ def decode_jpeg(
 
 
 def _decode(data: memoryview | bytearray, target: Image, eighths: int) -> str:
-    """Decode to the size of `target`; return libjpeg-turbo's first warning, or why decoding is impossible."""
+    """Decode to the size of `target`. Return "", libjpeg-turbo's first warning, or why decoding is impossible."""
     import simplejpeg
 
     # A `min_factor` of 1 would allow 5/8, 6/8 and 7/8.

@@ -75,11 +75,11 @@ class MappedSlots:
 
 
 class SlotPool:
-    """Allocate slots and track their use. Never waits.
+    """Allocate slots and track their use.
 
-    A slot's life: `take` (workers fill it), `announce` (its batch is sent to the trainer), `note_taken` (the loop has
-    the batch), `note_released` (no view is left; the slot is free again). Workers and the trainer get duplicates of its
-    descriptor; the trainer closes its duplicate after mapping.
+    A slot's life: `take` (workers fill it), `announce` (its batch is sent to the trainer), `record_taken` (the loop has
+    the batch), `record_released` (no view is left; the slot is free again). Workers and the trainer get duplicates of
+    its descriptor; the trainer closes its duplicate after mapping.
 
     A user who keeps batches keeps their slots; after `MOST_KEPT_SLOTS` (fewer if descriptors are scarce) the pool
     forgets the oldest.
@@ -122,7 +122,7 @@ class SlotPool:
         self._sizes[slot] = round_up(size_bytes)  # a lower bound, since the trainer maps the whole file
         return True
 
-    def note_taken(self, batches: int) -> None:
+    def record_taken(self, batches: int) -> None:
         """Record that the trainer has taken a number of announced batches."""
         for _ in range(batches):
             slot = self._announced.popleft()
@@ -130,7 +130,7 @@ class SlotPool:
             if len(self._kept) > self._most_kept:
                 self.discard(next(iter(self._kept)))
 
-    def note_released(self, slots: Sequence[int]) -> None:
+    def record_released(self, slots: Sequence[int]) -> None:
         """Record that the trainer has no views of these slots left."""
         for slot in slots:
             if slot in self._kept:  # a discarded slot belongs to the trainer alone
@@ -199,6 +199,7 @@ class SlotReader:
         """Return a slot's memory for one batch; the slot is free when all views of it are gone."""
         # Made through a memoryview: otherwise the base of views would be the mapped array, and the lease would end.
         lease = np.frombuffer(self._memory[slot].data, np.uint8)
+        # A callback costs a third of `weakref.finalize`.
         self._leases[slot] = weakref.ref(lease, partial(_end_lease, slot, self._leases, self._ended))
         return lease
 
@@ -226,6 +227,5 @@ class SlotReader:
 
 
 def _end_lease(slot: int, leases: dict[int, weakref.ref[Bytes]], ended: deque[int], _: object) -> None:
-    """End a lease. A weakref's callback costs a third of `weakref.finalize`."""
     del leases[slot]
     ended.append(slot)

@@ -37,7 +37,7 @@ def lane_bounds(n_samples: int, n_lanes: int) -> NDArray[np.int64]:
     return lanes * share + lanes * extra // n_lanes
 
 
-def expected_radius(number_end: int, window: int) -> int:
+def positions_to_draw(number_end: int, window: int) -> int:
     """Estimate how many positions must be drawn before the first `number_end` outputs are final.
 
     Of the positions below x, about x**2 / 2w have a key below x if x < w, and x - w/2 otherwise.
@@ -54,7 +54,7 @@ class SlidingShuffle:
         uniforms: returns the draws of `count` positions from `first` on, float64[count].
         window: how far, in samples, a sample may move; 0 and 1 leave the order as it is.
         first_number: the first output that will be requested.
-        first_block: maximum size of a block drawn from position 0; sizes then double up to a full block.
+        first_block: maximum size of the first block, if drawn from position 0; sizes then double up to a full block.
         full_blocks: minimum and maximum size of full blocks, which otherwise have the window's size.
     """
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.order.interleaving import Interleaving
-from streamload.order.lanes import expected_radius
+from streamload.order.lanes import positions_to_draw
 from streamload.order.mixing import BlockShares
 from streamload.order.options import OrderOptions, full_batches_and_last_rows
 from streamload.order.randomness import CounterDraws, philox_key
@@ -30,7 +30,7 @@ Outputs = tuple[IntArray, IntArray, IntArray]
 _MOST_NUMBERS_AHEAD = 65_536
 
 # Number of batches inspected to predict shards; usually all batches of a rank have the same lanes.
-_BATCHES_WITH_KNOWN_LANES = 16
+_INSPECTED_BATCHES = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,8 +42,8 @@ class RowBlock:
         shard: int64[rows], the shard's number in the listing.
         sample: int64[rows], the sample's number in the shard.
         ends: int64[m], the position in the epoch's order (over all ranks) after each batch, which a state records.
-        repeat: int64[rows], distinguishes a sample's repeats in the epoch, so that each has its own randomness; None if
-            every sample occurs once.
+        repeat: int64[rows], distinguishes a sample's repeats in the epoch, so that each has its own randomness; None
+            without a `sampling`.
     """
 
     batch_edges: IntArray
@@ -81,9 +81,8 @@ class EpochPlan:
 
     Memory is O(window) for each lane of this rank, O(shards), and O(rows) of one `take`.
 
-    `start` is the position to start from: the number of samples in the order that were delivered before. `numbers`,
-    int64[M], are the epoch's samples if the sampling is `Sampled`. `share` selects the rank's batches to yield.
-    `counts` is not changed here.
+    `start` is the number of samples in the order that were delivered before. `numbers`, int64[M], are the epoch's
+    samples if the sampling is `Sampled`. `share` selects the rank's batches to yield.
 
     Attributes:
         lanes: the number of lanes of each dataset.
@@ -123,16 +122,15 @@ class EpochPlan:
     def shards_ahead(self) -> list[int]:
         """Return the known upcoming shards in the order of their first use.
 
-        Once all counts are known, these are the shards in the lanes of this rank's next batches only: about 98 of 10^5
-        shards on 1,024 ranks.
+        Once all counts are known, these are the shards in the lanes of this rank's next batches only.
         """
         if not self.interleavings:
             return []
         sequence = self.interleavings[0].sequence
         if not sequence.complete:
             return list(dict.fromkeys(sequence.order.tolist()))
-        n_known = min(_BATCHES_WITH_KNOWN_LANES, self._full_batches_left)
-        starts = self._next_start + np.arange(n_known, dtype=np.int64) * (self._share.n_shares * self._global_batch)
+        n_batches = min(_INSPECTED_BATCHES, self._full_batches_left)
+        starts = self._next_start + np.arange(n_batches, dtype=np.int64) * (self._share.n_shares * self._global_batch)
         lanes, _ = slices_of_full_batches(starts, self.lanes, self._slice, self._global_batch)
         return self.interleavings[0].shards_from(self._next_start // self.lanes, distinct(lanes))
 
@@ -185,9 +183,9 @@ class EpochPlan:
         """
         if self.missing(1):
             raise RuntimeError("counts are missing for the next batch: set those that missing() names before take()")
-        wanted = max(1, max_rows // len(self._slice))
-        n_full = self._batches_ready(wanted)
-        with_last = self._last_rows > 0 and n_full < wanted
+        max_batches = max(1, max_rows // len(self._slice))
+        n_full = self._batches_ready(max_batches)
+        with_last = self._last_rows > 0 and n_full < max_batches
         if n_full == 0 and not with_last:
             return None
         stride = self._global_batch * self._share.n_shares
@@ -236,19 +234,19 @@ class EpochPlan:
         """Estimate how many shards the next batch needs beyond the first unknown shard."""
         sequence = self.interleavings[0].sequence
         first_end = self._next_start + self._slice.stop
-        radius = max(expected_radius(first_end, self._options.radius), self._next_start + self._global_batch)
+        needed_end = max(positions_to_draw(first_end, self._options.radius), self._next_start + self._global_batch)
         whole_end = int(sequence.edges[-1])
         mean = whole_end / max(sequence.known_runs, 1)
         shard_end = max(sequence.known_end, whole_end + mean)
-        return -int((shard_end - radius) // mean) if mean and radius > shard_end else 0
+        return -int((shard_end - needed_end) // mean) if mean and needed_end > shard_end else 0
 
-    def _batches_ready(self, wanted: int) -> int:
-        """Return how many of the next full batches the known counts finalize, at most `wanted`."""
+    def _batches_ready(self, max_batches: int) -> int:
+        """Return how many of the next full batches the known counts finalize, at most `max_batches`."""
         if self._n_samples != UNKNOWN:
-            return min(wanted, self._full_batches_left)
+            return min(max_batches, self._full_batches_left)
         known_end = self.interleavings[0].sequence.known_end
         stride = self._global_batch * self._share.n_shares
-        n_full = min(wanted, (known_end - self._next_start - self._global_batch) // stride + 1)
+        n_full = min(max_batches, (known_end - self._next_start - self._global_batch) // stride + 1)
         if n_full <= 0:
             return 0
         first_row, first_end = self._next_start + self._slice.start, self._next_start + self._slice.stop
@@ -280,12 +278,12 @@ class EpochPlan:
                 n_rows = int(ends[batches][0] - starts[batches][0])
                 positions = starts[batches, np.newaxis] + np.arange(n_rows, dtype=np.int64)
                 outputs = self._outputs(positions.ravel())
-                wanted = slice_of_rank(n_rows, *self._place, pad=self._options.pad)
+                own_rows = slice_of_rank(n_rows, *self._place, pad=self._options.pad)
                 lane_major = np.argsort(outputs[1].reshape(positions.shape), axis=1, kind="stable")
-                rows = lane_major[:, wanted.start : min(wanted.stop, n_rows)]
+                rows = lane_major[:, own_rows.start : min(own_rows.stop, n_rows)]
                 rows = (rows + np.arange(len(rows))[:, np.newaxis] * n_rows).ravel()
                 own.append((outputs[0][rows], outputs[1][rows], outputs[2][rows]))
-                filling = np.arange(max(wanted.start, n_rows), max(wanted.stop, n_rows), dtype=np.int64) - n_rows
+                filling = np.arange(max(own_rows.start, n_rows), max(own_rows.stop, n_rows), dtype=np.int64) - n_rows
         datasets, lanes, numbers = (np.concatenate(column) for column in zip(*own, strict=True))
         located = self._locate(datasets, lanes, numbers)
         if len(filling):
@@ -312,7 +310,8 @@ class EpochPlan:
 class MixturePlan(EpochPlan):
     """One rank's rows of one epoch of a mixture of datasets, each interleaved from its own lanes.
 
-    A batch is sorted by lane before it is cut, so a rank reads mostly its own lanes and some of its neighbours' rows.
+    A batch is sorted by lane before it is cut, so a rank reads mostly its own lanes, and some rows of its neighbours'
+    lanes.
     """
 
     _shares: BlockShares

@@ -1,4 +1,4 @@
-"""Derive randomness from counters: every draw is a pure function of seed, epoch, purpose and place of use.
+"""Derive randomness from counters: every draw is a pure function of seed, epoch, purpose and counter.
 
 The generator is Philox4x64-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011),
 which maps a key of two words and a counter of four words to four random words. The order uses only these raw words,

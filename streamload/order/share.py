@@ -35,8 +35,8 @@ def slices_of_full_batches(
     """Return the same slice of several full batches within the full rounds, without building whole batches.
 
     A batch of B positions from s on holds `B // L` numbers of each lane, and one more of each of the `B % L` lanes from
-    `s % L` on, cyclically. So lanes form three runs, with one count within each, and one division gives a row's
-    lane and number.
+    `s % L` on, cyclically. So lanes form three runs; the lanes of a run have equal counts, and one division gives a
+    row's lane and number.
 
     Args:
         starts: int64[m], the position at which each global batch starts.
@@ -75,18 +75,13 @@ def slices_of_full_batches(
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Batches `number`, `number + n_shares`, ... of a rank, counted from the start of the pass.
-
-    Attributes:
-        number: this share's number, below `n_shares`.
-        n_shares: the number of shares.
-    """
+    """Batches `number`, `number + n_shares`, ... of a rank, counted from the start of the pass."""
 
     number: int = 0
     n_shares: int = 1
 
     def batches(self, full: int, last_rows: int, before: int) -> tuple[int, int]:
-        """Return how many of the rank's next `full` batches this share gets, and its rows of a short last one.
+        """Return how many of the rank's next `full` batches this share gets, and its rows of a short last batch.
 
         `before` batches of other shares precede the next batch of this share.
         """

@@ -56,7 +56,7 @@ class Selection:
     """Parse `where=` on creation; `select` applies it to a dataset's columns.
 
     Attributes:
-        where: as for `StreamLoader`; None selects all samples.
+        where: as for `StreamLoader`; None for all samples.
 
     Raises:
         TypeError, ValueError: `where` is invalid.
@@ -105,7 +105,6 @@ class Selection:
 
 
 def _keys_of(where: os.PathLike[str] | Iterable[str]) -> frozenset[str]:
-    """Return the keys in an iterable or a file."""
     if isinstance(where, os.PathLike):
         try:
             with open(where, encoding="utf-8") as file:

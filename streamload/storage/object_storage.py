@@ -115,8 +115,8 @@ def object_options(protocol: str, options: Mapping[str, Any]) -> ObjectOptions:
     client |= {"default_headers": dict(headers)} if headers else {}
     if isinstance(verify, str):
         if not os.path.isfile(verify):
-            what = f"storage_options['client_kwargs']['verify'] is {verify!r}, but there is no such file"
-            raise ValueError(f"{what}; give the path of a file with certificates (PEM), or False")
+            problem = f"storage_options['client_kwargs']['verify'] is {verify!r}, but there is no such file"
+            raise ValueError(f"{problem}; give the path of a file with certificates (PEM), or False")
         client["root_certificate"] = Path(verify).read_bytes()
     elif not verify:
         client["allow_invalid_certificates"] = True
@@ -146,7 +146,7 @@ def _own_name(protocol: str, family: str, name: str) -> str:
             f"storage_options names {name!r}, which {protocol}:// does not know; did you mean {close!r}? If it is an "
             "option of an fsspec filesystem, pass the filesystem: filesystem=fsspec.filesystem(...)"
         ) from None
-    except BaseError:  # a known option that lacks other settings
+    except BaseError:  # the option is known; the store lacks others
         pass
     return aliases.get(plain, plain)
 
@@ -253,7 +253,7 @@ _RESOLVED_S = 60.0
 # Maximum number of stores, since each signed url has a store of its own.
 _MOST_STORES = 64
 _SIGNED_FOR = timedelta(hours=1)
-# The time-out of requests that are sent without obstore.
+# The timeout of requests that are sent without obstore.
 _SILENT_S = 10.0
 
 # Holds the id of the process that has used obstore; a fork lacks obstore's threads.
@@ -279,8 +279,8 @@ def _info(url: str, meta: Mapping[str, Any]) -> ShardInfo:
 class ObjectStorage:
     """Read and write objects at `s3://bucket/key`, `gs://bucket/key`, `az://container/key` or `https://host/path`.
 
-    Each bucket or host has an obstore store for reading and one for writing, which retries by itself, since only
-    obstore can repeat a part of a large object. Stores are replaced if credentials expire.
+    Each bucket or host has an obstore store for reading, and one for writing. Only the latter retries by itself, since
+    only obstore can repeat a part of a large object. Stores are replaced if credentials expire.
     """
 
     def __init__(self, options: ObjectOptions, retries: Retries | None = None) -> None:
@@ -294,7 +294,7 @@ class ObjectStorage:
         self._in_flight: weakref.WeakSet[Awaitable[object]] = weakref.WeakSet()
         self._broken: set[str] = set()
         self._answers_200: set[str] = set()
-        self._pauses: dict[str, tuple[float, float]] = {}
+        self._pauses: dict[str, tuple[float, float]] = {}  # times: last asked, and until when to rest
         self._pausing = threading.Lock()
 
     def info(self, url: str) -> ShardInfo:
@@ -401,9 +401,9 @@ class ObjectStorage:
 
     async def _open_signed(self, url: str, start: int, end: int | None) -> RangeBody:
         """Read a range from `rclone serve s3`, which sends ranges with status 200: obstore refuses them."""
-        wanted = f"bytes={start}-{'' if end is None else end - 1}"
+        byte_range = f"bytes={start}-{'' if end is None else end - 1}"
         with errors.fsspec_errors(url):
-            response = await asyncio.to_thread(self._send, url, wanted)
+            response = await asyncio.to_thread(self._send, url, byte_range)
         headers = response.headers
         etag, (span, _, total) = quoted(headers.get("ETag")), headers.get("Content-Range", "").rpartition("/")
         if start == 0 and response.length == 0:
@@ -512,7 +512,7 @@ class ObjectStorage:
             pass
         return 0.0
 
-    def _send(self, url: str, wanted: str) -> HTTPResponse:
+    def _send(self, url: str, byte_range: str) -> HTTPResponse:
         """Request a range without obstore, blocking the thread. Raises urllib's errors, or BaseError."""
         client, trust = self._options.client, ssl.create_default_context()
         if "root_certificate" in client:
@@ -525,7 +525,7 @@ class ObjectStorage:
         else:
             root, key = locate(url)
             address = obstore.sign(self._store(root), "GET", key, _SIGNED_FOR)
-        request = urllib.request.Request(address, headers={"Range": wanted})  # noqa: S310  it is a web address
+        request = urllib.request.Request(address, headers={"Range": byte_range})  # noqa: S310  it is a web address
         for name, value in headers.items():
             request.add_unredirected_header(name, value)
         response: HTTPResponse = urllib.request.urlopen(request, timeout=_SILENT_S, context=trust)  # noqa: S310

@@ -121,7 +121,7 @@ class BatchBuilder:
 
 _CLOSED = "it was closed"
 _FINISHED = ""
-"""The pass's loop ends without error."""
+"""The value of `_ended` if the loop ends without error."""
 
 
 class EpochIterator(Iterator[Any], AsyncIterator[Any]):
@@ -177,7 +177,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             StopIteration: the epoch is over.
             LoaderClosedError: the pass was ended.
             RuntimeError: another thread, or the parent of this process, uses the pass.
-            StreamloadError: there is no batch; the next pass continues at the loop's position.
+            StreamloadError: the batch cannot be delivered; the next pass continues from the loop's position.
         """
         acquire_for_thread(self._in_use)
         try:
@@ -355,7 +355,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
     def _look_ahead(self) -> None:
         """Start moving the next batch to the device if it has arrived. An error is raised at the batch's turn.
 
-        Skip a batch with failed samples: building it may raise their errors.
+        A batch with failed samples is not built ahead, since that may raise their errors.
         """
         with Attempt() as attempt:
             batches = self.connection.batches
@@ -371,7 +371,10 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             self._ahead = attempt.error
 
     def close(self) -> None:
-        """End the pass early, as leaving the loop does. Its loop ends without error, unless it waits. Idempotent."""
+        """End the pass early, as leaving the loop does. Idempotent.
+
+        A wait for a batch raises LoaderClosedError; otherwise the loop ends without error.
+        """
         self.end(_CLOSED if self._turning.locked() else _FINISHED)
 
     def end(self, why: str) -> None:
@@ -430,14 +433,14 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         try:
             await asyncio.sleep(0)
             requested_s, log_after_s = perf_counter(), WAIT_LOGGED_AFTER_S
-            while (batch := self._turn(self._receive_unless_waiting, requested_s)) is None:
+            while (batch := self._turn(self._receive_if_arrived, requested_s)) is None:
                 if not await _readable(self.connection, _CHECK_S):
                     log_after_s = self._log_wait(perf_counter() - requested_s, log_after_s)
             return batch[0]
         except StopIteration:  # a coroutine must not raise StopIteration
             raise StopAsyncIteration from None
 
-    def _receive_unless_waiting(self) -> Any:
+    def _receive_if_arrived(self) -> Any:
         connection = self.connection
         return self._receive() if connection.descriptor is None else connection.receive_now()
 

@@ -152,7 +152,8 @@ class ShardWriter:
 
         Raises:
             TypeError, ValueError, ImportError: the sample cannot be stored, would be read back differently, is too
-                large, or has a key that the shard already has. Nothing was written; the writer can still be used.
+                large, or has a key that the shard already has. The sample was not written; the writer can still be
+                used.
             StorageError, DatasetIndexError: the shard cannot be written, or the index of the shards to overwrite is
                 damaged; the unfinished shard is discarded and the writer is closed.
         """
@@ -360,7 +361,7 @@ class ConsecutiveShards:
             shard.append(key, members, label)
 
     def finish(self, *, may_be_empty: bool = False) -> None:
-        """Publish the last shard. If no sample was appended, publish an empty shard or, by default, none."""
+        """Publish the last shard. With `may_be_empty`, publish an empty shard if no sample was appended."""
         with self._explained_errors():
             if self.growing is None and may_be_empty and not self.published:
                 self.growing = self._folder.create(self._name(0))
@@ -368,7 +369,7 @@ class ConsecutiveShards:
                 self._publish(self.growing)
 
     def close(self) -> None:
-        """Discard the unpublished shard. Idempotent."""
+        """Discard the unpublished shard, and remove created folders that are empty. Idempotent."""
         shard, self.growing = self.growing, None
         if shard is not None:
             shard.discard()

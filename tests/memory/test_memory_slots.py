@@ -35,7 +35,7 @@ def reader() -> Iterator[SlotReader]:
 def hand_out(pool: SlotPool, slot: int, size_bytes: int = 10) -> bool:
     """Announce a slot, and have the loop take its batch; whether the descriptor must go with it."""
     to_map = pool.announce(slot, size_bytes)
-    pool.note_taken(1)
+    pool.record_taken(1)
     return to_map
 
 
@@ -53,7 +53,7 @@ def test_many_free_slots_are_not_hoarded(pool: SlotPool, size_bytes: int, kept: 
     slots = [pool.take() for _ in range(MOST_KEPT_SLOTS)]
     for slot in slots:
         hand_out(pool, slot, size_bytes)
-    pool.note_released(slots)
+    pool.record_released(slots)
     retired = pool.take_retired()
     assert len(retired) == len(slots) - kept
     again = [pool.take() for _ in range(kept)]
@@ -145,7 +145,7 @@ class RoundTrips(RuleBasedStateMachine):
     @rule()
     def tell_the_pool(self) -> None:
         released = self.reader.take_released()
-        self.pool.note_released(released)
+        self.pool.record_released(released)
 
     @invariant()
     def kept_batches_are_as_they_were(self) -> None:

@@ -10,7 +10,7 @@ from image_folders import image_bytes, run
 
 from streamload import ShardWriter
 from streamload.cli import main
-from streamload.cli.shards import OnBytes, in_order
+from streamload.cli.shards import OnBytes, map_in_order
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_no_more_shards_are_read_when_a_command_ends_early() -> None:
         time.sleep(0.01)
         on_bytes(0)
 
-    with pytest.raises(BrokenPipeError), in_order(read_slowly, range(1000), workers=2) as results:
+    with pytest.raises(BrokenPipeError), map_in_order(read_slowly, range(1000), workers=2) as results:
         next(results)
         raise BrokenPipeError
     assert len(read) < 50

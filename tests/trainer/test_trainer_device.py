@@ -83,7 +83,7 @@ def lease(pool: SlotPool, reader: SlotReader, slot: int) -> torch.Tensor:
     """A delivered batch of ones."""
     if pool.announce(slot, 64):
         reader.add(slot, pool.descriptors[slot])
-    pool.note_taken(1)
+    pool.record_taken(1)
     memory = reader.lease(slot)
     memory[:] = 1
     return torch.from_numpy(memory[:8])
