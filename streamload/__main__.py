@@ -20,7 +20,7 @@ def streamload() -> None:
 
 
 def _run(module: str, name: str) -> None:
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # unless a script's `&` made it ignore Ctrl-C
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # unless `&` in a script turned Ctrl-C off
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         import_module(module).app(prog_name=name)

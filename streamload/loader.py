@@ -34,7 +34,7 @@ from streamload.trainer.epoch_iterator import BatchBuilder, Cursor, EpochIterato
 from streamload.trainer.feeder_link import FeederLink, OpenDataset, named_places
 from streamload.workers.launchers import check_detected_rank, depends_on_detected_rank
 
-# Keywords of torch's DataLoader, with the values that change nothing here.
+# Keywords of torch's DataLoader, and the removed `feeders`, with the values that change nothing here.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "batch_sampler": (None,),
     "feeders": (None,),
@@ -79,9 +79,9 @@ class StreamLoader(OpenDataset):
             `rng` gets a `numpy.random.Generator`; for other functions `random`, `numpy.random` and torch are seeded.
             Randomness depends on `seed`, the epoch and the sample alone. `async def` functions run concurrently within
             a batch. Can be set later, for the next pass.
-        num_workers: worker processes; "auto" is this rank's share of the processors; give more if functions wait. 0
-            makes batches in the caller's thread. `RayFeeders(4, num_cpus=8)` makes the same batches on nodes of a Ray
-            cluster: in four feeders, each with eight workers and its own `memory_budget`.
+        num_workers: worker processes; "auto" is this rank's share of the processors; give more if functions wait for
+            I/O. 0 makes batches in the caller's thread. `RayFeeders(4, num_cpus=8)` makes the same batches on nodes of
+            a Ray cluster: in four feeders, each with eight workers and its own `memory_budget`.
         device: "cuda", "cuda:1", a number or a torch.device: copy batches there, one batch ahead. None leaves them in
             host memory, which is page-locked if there is CUDA.
         where: the samples to use: a condition such as `aesthetic > 5 and "txt"` (docs/choosing-samples.md); a function
@@ -125,8 +125,8 @@ class StreamLoader(OpenDataset):
     Raises:
         TypeError, ValueError: an argument is invalid; the message has its name, its value and a valid value.
         ShardNotFoundError: a shard does not exist, or a pattern matches nothing.
-        DatasetIndexError: an index is damaged or of other shards, or writing the shards was interrupted. The first pass
-            raises this error if folders give different classes the same label in their `classes.json`.
+        DatasetIndexError: an index is damaged or describes other shards, or writing the shards was interrupted. The
+            first pass raises this error if folders give different classes the same label in their `classes.json`.
     """
 
     _stays_in_trainer = True
@@ -293,7 +293,7 @@ class StreamLoader(OpenDataset):
                 self._batch_builder,
                 self._cursor,
                 meter=self._meter,
-                on_nothing=self._explain_nothing,
+                on_nothing=self._explain_empty_pass,
                 in_use=self._in_use,
                 move=self._move,
             )
@@ -343,8 +343,8 @@ class StreamLoader(OpenDataset):
         """Return the loop's position, as a small dict of JSON types, for `load_state_dict`.
 
         The position counts the samples delivered to the loops of all ranks, without prefetched ones. Every rank's state
-        is the same, so saving one is enough. Within the loop and after `break`, the state is the
-        position after the last delivered batch; after a whole loop, the next epoch's start.
+        is the same, so saving one is enough. Within the loop and after `break`, the state is the position after the
+        last delivered batch; after a whole loop, the next epoch's start.
         """
         return self._state_at(*self._cursor.to_save()).to_json()
 
@@ -405,12 +405,12 @@ class StreamLoader(OpenDataset):
             replace_file(os.fspath(path), lambda file: file.write(trace_json(events).encode()), durable=False)
 
     def close(self) -> None:
-        """End the feeder and its workers. Delivered batches stay valid. Idempotent."""
+        """End the feeder and its workers, waiting up to a second. Delivered batches stay valid. Idempotent."""
         self._end_iterator("the loader was closed")
         self._link.close()
 
     async def aclose(self) -> None:
-        """Close the loader; as in `close`, wait up to a second for user code in workers."""
+        """Close the loader like `close`, blocking the event loop."""
         self.close()
 
     async def __aenter__(self) -> Self:
@@ -430,7 +430,7 @@ class StreamLoader(OpenDataset):
         finally:
             self._in_use.release()
 
-    def _explain_nothing(self, start: EpochStart) -> None:
+    def _explain_empty_pass(self, start: EpochStart) -> None:
         members, options = self._batch_builder.skipped_members, self._options
         if start.position:
             warn_at_caller(

@@ -14,7 +14,7 @@ _TRACKS = ("loop", "worker", "connection")
 
 
 class Totals(dict[str, float]):
-    """Sums by name, 0 by default. A name ends in a unit (`decode_s`), or in a unit and a part (`decode_s/jpg`)."""
+    """Sums by name, 0 by default. `decode_s/jpg` is the part of `decode_s` for `jpg`."""
 
     def __missing__(self, name: str) -> float:
         return 0.0

@@ -59,7 +59,7 @@ class Command(TyperCommand):
 
 @contextmanager
 def reported_errors(interrupted: str = "") -> Iterator[None]:
-    """Turn errors that a user can cause into a message and an exit status; `interrupted` is advice after Ctrl-C."""
+    """Turn errors that a user can cause into a message and an exit status; `interrupted` is the advice for Ctrl-C."""
     try:
         yield
     except BrokenPipeError:
@@ -160,7 +160,7 @@ Ray = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="Ray cluster to run on: HOST:PORT, or auto for this machine's. Its nodes must see the same files.",
+        help="Ray cluster to run on: HOST:PORT, or auto for this machine's. Nodes need the files at the same paths.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]

@@ -65,7 +65,7 @@ def shardify(
         help="Pack files that share a name up to its first dot as one sample. Default: by the folder's content.",
     ),
     follow_symlinks: bool = typer.Option(False, "--follow-symlinks", help="Follow links to folders, too."),
-    skip_bad: bool = typer.Option(False, "--skip-bad", help="Skip files that are damaged or of an unexpected type."),
+    skip_bad: bool = typer.Option(False, "--skip-bad", help="Skip samples with damaged or unexpected files."),
     resume: bool = typer.Option(False, "--resume", help="Continue an interrupted run; unchanged shards stay."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Remove the shards or interrupted run in DEST first."),
     storage_option: command.StorageOption = None,
@@ -117,7 +117,7 @@ def shardify(
             split_column=split_column,
         ),
         Target(
-            _folder(source, dest, storages),
+            _checked_dest(source, dest, storages),
             storages,
             max_bytes=shard_bytes,
             max_count=max_count,
@@ -146,7 +146,7 @@ def _classes(path: str, storages: Storages) -> tuple[str, ...]:
     return parse_class_names(content, path)
 
 
-def _folder(source: str, dest: str, storages: Storages) -> str:
+def _checked_dest(source: str, dest: str, storages: Storages) -> str:
     """Return DEST as a path or url. Raise UsageError if SOURCE is not local or DEST cannot be used."""
     if "://" in source:
         raise UsageError(f"SOURCE is {source!r}, but this version packs local files only")

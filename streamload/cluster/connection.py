@@ -89,7 +89,7 @@ class RayChannel:
     def receive_now(self) -> Message | None:
         """Return the next message if its batch has arrived."""
         while (feeder := self._needed()) is not None:
-            if not self._cluster.ray.wait([feeder.coming[0]], timeout=0)[0]:
+            if not self._cluster.ray.wait([feeder.calls[0]], timeout=0)[0]:
                 return None
             self._fetch(feeder, None)
         return self._message()
@@ -129,7 +129,7 @@ class RayChannel:
         if feeder.failed is not None:
             return feeder.failed._replace(start=self._start.identity), []
         last = self._feeders[(self._turn - 1) % len(self._feeders)]
-        return self._ready(last.batches, last=True)  # holds a repeated batch if the last ones were empty
+        return self._ready(last.batches, last=True)
 
     def _ready(self, batches: Iterable[tuple[ReadyBatch, Bytes]], *, last: bool) -> Message:
         """Return a message with batches, each copied to a slot, since Ray's objects are read-only."""
@@ -155,7 +155,7 @@ class RayChannel:
         """Wait for the next batches of a feeder; replace it if it has died."""
         exceptions = self._cluster.ray.exceptions
         try:
-            returned = self._cluster.ray.get(feeder.coming[0], timeout=timeout_s)
+            returned = self._cluster.ray.get(feeder.calls[0], timeout=timeout_s)
         except exceptions.GetTimeoutError:
             raise TimeoutError from None
         except exceptions.RayError as error:
@@ -164,7 +164,7 @@ class RayChannel:
                 raise cause from None
             self._replace(feeder, error)
             return
-        feeder.coming.popleft()
+        feeder.calls.popleft()
         feeder.died = False
         if returned is None:
             feeder.ended = True
@@ -175,7 +175,7 @@ class RayChannel:
             return
         feeder.batches += zip(message.batches, memory, strict=True)
         feeder.totals, feeder.ended = message.totals or feeder.totals, message.last
-        feeder.coming.append(feeder.actor.next.remote())
+        feeder.calls.append(feeder.actor.next.remote())
 
     # -- feeders ---------------------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class RayChannel:
         feeder.batches.clear()
         feeder.failed, feeder.ended = None, False
         feeder.actor.begin.remote(replace(self._start, position=self._position, share=share))
-        feeder.coming = deque(feeder.actor.next.remote() for _ in range(_CALLS_AHEAD))
+        feeder.calls = deque(feeder.actor.next.remote() for _ in range(_CALLS_AHEAD))
 
     def _replace(self, feeder: _Feeder, error: Exception) -> None:
         """Replace a dead feeder with one that continues at the same batch."""
@@ -209,7 +209,7 @@ class RayChannel:
         """Start the actors of feeders, and wait for them.
 
         Raises:
-            ClusterError: an actor does not start in time, or has another version.
+            ClusterError: an actor does not start, or not in time, or has another version of streamload.
         """
         ray, options = self._cluster.ray, self._options
         resources = options.demands
@@ -250,17 +250,17 @@ class _Feeder:
     """Feeder `number` of k, which makes every k-th batch of a pass, from batch `number` on.
 
     Attributes:
-        coming: Ray's references to the results of queued calls for batches.
+        calls: Ray's references to the results of the queued calls of `FeederActor.next`.
         batches: batches that have arrived, with their memory.
         failed: the failure after which no more batches come.
         ended: no more batches of the pass come from it.
-        totals: the feeder's statistics so far.
-        died: the feeder was replaced, and its successor has not returned a batch yet.
+        totals: the actor's statistics so far.
+        died: the actor died and was replaced, and the new actor has not answered yet.
     """
 
     number: int
     actor: Any = None
-    coming: deque[Any] = field(default_factory=deque)
+    calls: deque[Any] = field(default_factory=deque)
     batches: deque[tuple[ReadyBatch, Bytes]] = field(default_factory=deque)
     failed: Failed | None = None
     ended: bool = True
@@ -389,19 +389,14 @@ def _check_reachable(address: str, shown: str) -> None:
 
 
 class RayCluster:
-    """A connection of this process to a Ray cluster, made by `connect`.
-
-    Attributes:
-        ray: the module.
-        address: the cluster's address.
-    """
+    """A connection of this process to a Ray cluster, made by `connect`."""
 
     def __init__(self, ray: Any, address: str, *, is_own: bool) -> None:
         self.ray, self.address = ray, address
         self._is_own = is_own
 
     def require(self, resources: Mapping[str, float], number: int = 1, kind: str = "tasks") -> None:
-        """Raise ClusterError if the idle cluster has no room for `number` tasks or actors; Ray would wait forever."""
+        """Raise ClusterError if `number` tasks or actors exceed even an idle cluster; Ray would wait forever."""
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         room = 0
         for node in nodes:

@@ -113,7 +113,7 @@ def failure_here(error: Exception) -> Failure:
 
 
 def error_from(failure: Failure) -> Exception:
-    """Rebuild an exception; a RuntimeError if it did not pickle.
+    """Rebuild an exception; a RuntimeError if it does not pickle or load.
 
     The worker's traceback, if any, becomes a note, except on streamload's own errors, whose messages are complete.
     """
@@ -170,7 +170,7 @@ def with_fields(failure: RowFailure, table: ShardTable, in_sidecars: Collection[
 
 
 def describe_existing(wanted: str, existing: Sequence[str]) -> str:
-    """Describe a sample's existing fields, with advice if one of them ends with the wanted name.
+    """Describe a sample's existing fields, with advice if one ends with or resembles the wanted name.
 
     Alternatives in `wanted` are separated by semicolons.
     """

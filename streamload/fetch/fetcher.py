@@ -52,7 +52,8 @@ _GAP_BYTES = 128 << 10
 class Fetcher:
     """Fetch the shards that workers cannot open by themselves, part by part.
 
-    A caller states its needs in `window`, and then calls `notify`. Only `pump` starts work, in one running event loop.
+    A caller states its needs in `window`, and then calls `notify`. Only `pump` begins to fetch parts, in one running
+    event loop.
 
     Args:
         tables: the index tables of the shards.
@@ -256,7 +257,7 @@ class Fetcher:
         return True
 
     def _admit(self, key: int, size_bytes: int, room_bytes: int) -> bool:
-        """Make room for a part and count it as in flight; return False if it does not fit."""
+        """Make `room_bytes` free for a part and count `size_bytes` as in flight; return False if that fails."""
         if not self._make_room(key, room_bytes):
             self.lacking = self.lacking or (key, room_bytes)
             return False
@@ -319,7 +320,7 @@ class Fetcher:
             last = max((job.key for job in self._decompressions.values()), key=self.window.turn_of, default=key)
             if self.window.turn_of(last) <= turn:
                 return False
-            self._release(shard_and_number(last)[0])  # it restarts at its turn
+            self._release(shard_and_number(last)[0])  # the decompression restarts at its turn
         for other in others:
             self._release(other)
         for each in self.window.room_for(key, size_bytes) or ():
@@ -373,7 +374,7 @@ class Fetcher:
         memory = state.ensure_memory()
 
         def write(offset: int, data: bytes) -> None:
-            if state.total_bytes is None:  # the first response has stated it
+            if state.total_bytes is None:  # the first response stated the size
                 state.total_bytes = state.pin.total_bytes
                 self._wake()
             memory.write(offset, data)
@@ -430,7 +431,7 @@ class Fetcher:
         if cache is None:
             return None
         if pin.total_bytes is None or pin.etag is None:
-            # Any response states them; a byte is read because some URLs are signed for reading only.
+            # Any response states them; a byte is read because some URLs are signed for GET only, not for HEAD.
             await self.transfers.read(self._source(state), 0, 1)
         if pin.etag is None or pin.total_bytes is None:
             cache.warn_once(
@@ -566,7 +567,6 @@ class _Decompression:
     """A shard that is being decompressed to its memory.
 
     Attributes:
-        state: the shard.
         key: the shard's single part.
         decompressor: counts the compressed and decompressed bytes.
         room_bytes: decompressed bytes that have been admitted.
@@ -584,7 +584,7 @@ class SparseMemory:
     """Memory that is allocated only where written; other processes read it through a copied descriptor.
 
     Args:
-        size_bytes: the final size; None if unknown: the memory then grows with the writes.
+        size_bytes: the final size; None if unknown, so that the memory grows with the writes.
 
     Attributes:
         descriptor: owned by this object; -1 once closed.

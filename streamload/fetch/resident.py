@@ -59,8 +59,8 @@ class OpenShard(NamedTuple):
 class ResidentShards:
     """Open the shards of a listing, and check that they are unchanged.
 
-    Local shards stay mapped between epochs, within limits: a new mapping costs a page fault for every 64 KiB, more than
-    copying small samples.
+    Local shards stay mapped between epochs, within limits: a new mapping costs a page fault for every 64 KiB, which
+    takes longer than copying small samples.
 
     Args:
         shards: all shards of the listing, by number.
@@ -110,7 +110,7 @@ class ResidentShards:
         return self.versions(shards)
 
     def finish(self, shards: Iterable[int]) -> list[int]:
-        """Record that shards are not needed for now; return the oldest finished ones beyond the limits, to unmap."""
+        """Record that shards are not needed for now; return the first finished beyond the limits, to unmap."""
         fetched = () if self._fetcher is None else self._fetcher.fetched
         for shard in shards:
             if shard not in self._kept and shard not in fetched:

@@ -103,8 +103,8 @@ class PartWindow:
         sizes: the bytes of each present or in-flight part.
         present: the parts in memory, or in a file.
         of_shard: the present and in-flight parts of each shard.
-        kept: present parts that rows of a scanned shard need next, with their turns.
-        missing: needed parts that are neither present nor in flight, by turn: the first is fetched next.
+        kept: present parts that rows of a scanned shard will need, with their turns for eviction.
+        missing: needed parts that are neither present, in flight nor failed, by turn: the first is fetched next.
         free: unneeded present parts that take no memory; to be dropped.
     """
 
@@ -149,7 +149,7 @@ class PartWindow:
             self._update(key)
 
     def unplan(self, keys: Iterable[int], index: int = 0) -> None:
-        """Undo the first `plan` of parts (0) once its batch holds them, or the last (-1) if a batch is cancelled."""
+        """Undo a `plan` of parts: the first (0) once its batch holds them, the last (-1) if its batch is cancelled."""
         for key in keys:
             turns = self._planned[key]
             del turns[index]

@@ -25,7 +25,7 @@ class OrderOptions:
         window: how far, in samples, the shuffle may move a sample within its lane.
         batch_size: rows in one rank's batch.
         drop_last: drop the last samples that do not fill a global batch.
-        pad: fill a short last batch up to a multiple of the world size with the first samples of the order.
+        pad: fill a short last global batch up to a multiple of the world size with the first samples of the order.
         sampling: None to deliver every sample once.
     """
 
@@ -40,7 +40,7 @@ class OrderOptions:
 
     @property
     def radius(self) -> int:
-        """Return how far, in samples, a sample can move within its lane."""
+        """Return the window, or 0 if no sample moves within its lane."""
         return self.window if self.shuffle and self.window > 1 else 0
 
 

@@ -146,13 +146,13 @@ class Target:
     Attributes:
         dest: a folder or a url, without a trailing slash.
         storages: the storage of `dest`.
-        max_bytes: maximum size of a shard, or None.
-        max_count: maximum number of samples in a shard, or None.
+        max_bytes: maximum size of a shard.
+        max_count: maximum number of samples in a shard.
         skip_bad: skip faulty samples.
         resume: continue an unfinished run.
         overwrite: replace existing shards.
         workers: number of processes, or of Ray tasks in flight; None for the default.
-        ray: the address of a Ray cluster, or None.
+        ray: the address of a Ray cluster.
     """
 
     dest: str
@@ -176,7 +176,6 @@ class Task:
 
     Attributes:
         split: the shard's folder in the destination, or "".
-        name: the shard's name.
         digest: a digest of everything that determines the shard's bytes.
         items: number of samples, inputs or shards, for the progress.
         work: appends the samples.
@@ -197,7 +196,7 @@ def digest_of(*parts: object) -> str:
 
 
 class Record(NamedTuple):
-    """The outcome of a task: its shards in order, and the files that were skipped."""
+    """The outcome of a task: its shards in order, and its faulty files."""
 
     digest: str
     split: str
@@ -206,7 +205,7 @@ class Record(NamedTuple):
 
 
 def run_task(target: Target, task: Task) -> Record:
-    """Write the shards of a task, then its record. If faults must not be skipped, return them without storing a record.
+    """Write the shards of a task, then its record. If there are faults and no `skip_bad`, store no record.
 
     Raises StreamloadError, ValueError, OSError.
     """
@@ -249,7 +248,8 @@ class _Run:
 
     def __init__(self, target: Target, splits: Sequence[str]) -> None:
         self._target, self._splits = target, splits
-        self._folders = {split: target.folder(split) for split in ("", *splits)}  # `may_begin` adds an unfinished run's
+        # By split; `may_begin` adds the folders of an unfinished run.
+        self._folders = {split: target.folder(split) for split in ("", *splits)}
         root = self._folders[""]
         self._storage, self._path = root.storage, root.path
         self._packing = f"{root.folder}/{PACKING_FOLDER}"
@@ -283,7 +283,10 @@ class _Run:
                     os.rmdir(folder)
 
     def may_begin(self) -> bool:
-        """Return False if the run to resume is complete. Raise UsageError if the destination forbids packing."""
+        """Find earlier runs; return False if the run to resume is complete.
+
+        Raises UsageError if existing files are in the way.
+        """
         target, unfinished = self._target, self._read_run_file()
         if unfinished is None:
             self._remove_records()  # of a complete run that was killed before it removed them

@@ -34,7 +34,7 @@ from streamload.pack.run import (
     shown_bytes,
     shown_time,
 )
-from streamload.pack.sources.arrays import ARRAYS_EXTENSIONS, open_arrays, row_content, rows_of_arrays
+from streamload.pack.sources.arrays import ARRAYS_EXTENSIONS, closing_arrays, row_content, rows_of_arrays
 from streamload.pack.sources.folders import samples_of_folder, walk
 from streamload.pack.sources.loading import Resizing, load
 from streamload.pack.sources.source import (
@@ -67,7 +67,7 @@ _LABELS_NAMES = ("labels.json", *(f"labels{extension}" for extension in TABLE_EX
 _COLUMNS = {"path_column", "text_column", "label_column", "labels_as_names", "keep_columns", "split_column"}
 
 
-@open_arrays()
+@closing_arrays()
 def source_to_shards(
     source: str,
     options: SourceOptions,
@@ -141,10 +141,10 @@ def open_source(source: str, options: SourceOptions) -> Source:
             raise UsageError(f"{path!r} does not exist; {close_matches(name, names, folder or '.')}")
     if not os.path.isdir(source):
         if source.lower().endswith(TABLE_EXTENSIONS):
-            _refuse_others(options, "a table", {*_COLUMNS, "classes"})
+            _refuse_useless_options(options, "a table", {*_COLUMNS, "classes"})
             return samples_of_table(open_table(source), options)
         if source.lower().endswith(ARRAYS_EXTENSIONS):
-            _refuse_others(options, "a file of arrays", {"label_column", "labels_as_names", "classes"})
+            _refuse_useless_options(options, "a file of arrays", {"label_column", "labels_as_names", "classes"})
             return rows_of_arrays(source, options)
         raise UsageError(
             f"{source!r} is a file; give the folder that holds one folder for each class, a .csv, .tsv, .jsonl or "
@@ -157,15 +157,15 @@ def open_source(source: str, options: SourceOptions) -> Source:
     if labels is not None:
         accepted = {"labels", "follow_symlinks", "labels_as_names", "classes"}
         is_table = labels.lower().endswith(TABLE_EXTENSIONS)
-        _refuse_others(options, "a folder with labels by ID", accepted | _COLUMNS if is_table else accepted)
+        _refuse_useless_options(options, "a folder with labels by ID", accepted | _COLUMNS if is_table else accepted)
         return files_by_id(tree, labels, options)
     if options.stems:
-        _refuse_others(options, "files that share a stem", {"stems", "follow_symlinks"})
-    _refuse_others(options, "a folder", {"stems", "follow_symlinks", "classes"})
+        _refuse_useless_options(options, "files that share a stem", {"stems", "follow_symlinks"})
+    _refuse_useless_options(options, "a folder", {"stems", "follow_symlinks", "classes"})
     return samples_of_folder(tree, options.classes, by_stem=options.stems)
 
 
-def _refuse_others(options: SourceOptions, kind: str, accepted: set[str]) -> None:
+def _refuse_useless_options(options: SourceOptions, kind: str, accepted: set[str]) -> None:
     changed = [each.name for each in dataclass_fields(options) if getattr(options, each.name) != each.default]
     if useless := [f"--{name.replace('_', '-')}" for name in changed if name not in accepted]:
         raise UsageError(f"{' and '.join(useless)} would have no effect on {kind} (the kind of SOURCE); leave it out")
@@ -176,7 +176,7 @@ def _refuse_resizing(samples: Sequence[SourceSample]) -> None:
     known = {name for names in fields for name in names}
     others = not known.isdisjoint(ARRAY_FIELDS) or (known and not any(map(is_image, known)))
     if others or any(sum(map(is_image, names)) > 1 for names in fields):
-        raise UsageError("--resize is for images, one in each sample; the source has others, such as masks or arrays")
+        raise UsageError("--resize is for images, one per sample; the source has other data, such as masks or arrays")
 
 
 def _plan(
@@ -206,7 +206,7 @@ def _plan(
 
 
 def sample_bytes(sample: SourceSample) -> int:
-    """Return a sample's size in a shard, with its label, headers and padding; an estimate for very long names."""
+    """Return a sample's size in a shard, with its label, headers and padding; an estimate for names over 100 bytes."""
     sizes = [(member.field or "", max(0, member.size)) for member in sample.members]
     sizes += [(field, len(value)) for field, value in sample.values]
     if sample.label is not None:
@@ -331,8 +331,8 @@ def as_lines(report: Mapping[str, Any]) -> Iterator[str]:
             "pads it to a multiple of 512; store small values together, as one json or npy"
         )
     # A table's columns in json may hold nulls or mixed types, which cannot be batched.
-    odd = COLUMNS_FIELD if fields.keys() - {COLUMNS_FIELD, LABEL_FIELD} else None
-    chosen = [name for name, count in fields.items() if count == samples and name != odd]
+    unbatchable = COLUMNS_FIELD if fields.keys() - {COLUMNS_FIELD, LABEL_FIELD} else None
+    chosen = [name for name, count in fields.items() if count == samples and name != unbatchable]
     where = ""
     if not chosen:
         chosen = list(fields)[:1]

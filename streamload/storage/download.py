@@ -138,9 +138,9 @@ class Attempts:
         return min(max(0.0, self.left_s()), asked_s + longest_s * (1.0 + _JITTER.random()) / 2.0)
 
     def warn_of_silence(self) -> float:
-        """Log a warning if the host or bucket has long been silent; again only after an answer.
+        """Log a warning, once per silence, if the host or bucket has long been silent.
 
-        Returns the seconds until the warning is due, at most 0 afterwards.
+        Returns the seconds until the warning is due, 0 or less from then on.
         """
         silent_s = self._clock() - max(self._began_s, self._place.answered_s)
         if silent_s >= self.policy.warn_after_s and not self._place.is_warned_of:
@@ -184,7 +184,6 @@ class RequestCounts:
     """Count requests.
 
     Attributes:
-        requests: number of requests.
         throttled: number that the storage refused as too many.
         broken: number that failed otherwise, also in the middle of a body.
         answered: number whose answer has begun.
@@ -234,7 +233,7 @@ async def download(
     """
     retries, counts = retries or Retries(), counts or RequestCounts()
     clock = asyncio.get_running_loop().time
-    attempts = retries.begin(url, clock, reached=True)  # the listing was answered
+    attempts = retries.begin(url, clock, reached=True)  # the host has answered the listing
     position = start
     while True:
         stop = end if pin.total_bytes is None else min(end, pin.total_bytes)

@@ -35,7 +35,7 @@ class UntrustedServerError(StorageError):
 
 
 class WholeAnswerError(TransientStorageError):
-    """The answer to a request for a part was the whole object."""
+    """The answer to a request for a range was the whole object."""
 
 
 # -- answers -------------------------------------------------------------------------------------------------------
@@ -89,10 +89,10 @@ _row(
 _row(TransientStorageError, "the storage failed ({shown}); try again later", *_FAILED)
 _row(TransientStorageError, "the storage did not answer in time; try again later", "timeout")
 _row(TransientStorageError, "the answer broke off; try again later", "broken")
-_row(TransientStorageError, "the bytes that came are not the part that was requested; try again later", "other part")
+_row(TransientStorageError, "the answer is not the range that was requested; try again later", "other part")
 _row(
     WholeAnswerError,
-    "this server does not serve parts of files (it sent a whole one); use another (nginx, caddy, rclone serve), or "
+    "this server ignores range requests (it sent a whole file); use another (nginx, caddy, rclone serve), or "
     "copy the shards to a disk",
     "whole",
 )
@@ -191,7 +191,7 @@ _FSSPEC: _Rows = (
 _MOST_CAUSES = 10
 _STATUS = re.compile(r"status(?: code)?: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
-_CLOUD = re.compile(r"//169\.254\.169\.254|//metadata\.google\.internal|//metadata/computeMetadata")
+_METADATA_SERVER = re.compile(r"//169\.254\.169\.254|//metadata\.google\.internal|//metadata/computeMetadata")
 # Removed before words are matched, since addresses, and `ssl` settings in aiohttp's texts, do not describe the failure.
 _ADDRESS = re.compile(r"https?://\S+|Cannot connect to host \S+ ssl:(?:<[^>]*>|\S+)")
 
@@ -204,7 +204,7 @@ def _answer_in(rows: _Rows, text: str, details: str) -> _Answer | None:
 def obstore_error(url: str, exc: Exception) -> StorageError:
     """Make the error for an exception of obstore, without the keys and tokens that its text may hold."""
     text = f"{type(exc).__name__}: {exc}"
-    if _CLOUD.search(text):
+    if _METADATA_SERVER.search(text):
         return answer_error(url, "no credentials")
     if status := _STATUS.search(text):
         code = _CODE.search(text)

@@ -241,15 +241,15 @@ class FilesystemStorage:
     def _new(self, url: str) -> Any:
         fs = self._filesystem
         if fs is None:
-            made_by, args = fsspec.get_filesystem_class(protocol_of(url)), ()
-            options = methodcaller("_get_kwargs_from_urls", url)(made_by) | self._options
+            fs_class, args = fsspec.get_filesystem_class(protocol_of(url)), ()
+            options = methodcaller("_get_kwargs_from_urls", url)(fs_class) | self._options
         elif not type(fs).async_impl:
             return fs
         else:
-            made_by, args, options = type(fs), fs.storage_args, fs.storage_options
-        if made_by.async_impl:  # a new one, not fsspec's cached one with its connections and listings
+            fs_class, args, options = type(fs), fs.storage_args, fs.storage_options
+        if fs_class.async_impl:  # a new one, not fsspec's cached one with its connections and listings
             options = {**options, "asynchronous": False, "skip_instance_cache": True}
-        return made_by(*args, **options)
+        return fs_class(*args, **options)
 
 
 def _call(fs: Any, method: str, path: str, *, timeout_s: float) -> Any:

@@ -297,15 +297,15 @@ class HeaderChain:
 
     Args:
         url: the shard, for errors.
-        start: 0, or another chain's `reached`.
+        start: 0, or the first header of a member.
         total: the size of the archive, or None.
 
     Attributes:
         names: the full name of each regular file.
         places: arrays int64[2, m]: first byte and size of each file's payload, which follows the block of its header.
         skipped: the start of each other member's header, or missing end-of-archive marker, with the reason.
-        reached: the first header of a member whose headers have not all arrived, or the end-of-archive marker. The next
-            `read` takes the bytes from there on.
+        reached: the first header of the first member that was not read, or the end-of-archive marker. The next `read`
+            takes the bytes from there on.
         needs: the end of the bytes that the next `read` needs; None at the end of the archive.
     """
 

@@ -35,9 +35,9 @@ def member_header(name: str, size: int) -> bytes:
         size: payload bytes.
 
     Returns:
-        One block if ustar can hold the values; else three or more, beginning with a pax header: for payloads of 8 GiB
-        and more, and names that are not ASCII, or over 100 bytes without a slash that splits them into at most 155 and
-        100.
+        One block if ustar can hold the values. Else three or more, beginning with a pax header: for a payload of 8 GiB
+        or more, a name that is not ASCII, or a name over 100 bytes that no slash splits into at most 155 and 100
+        bytes.
     """
     path = name.encode("utf-8")
     records = b""

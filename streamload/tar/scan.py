@@ -1,7 +1,7 @@
 """Scan a shard into the table of its samples: whole, from memory or a file, or piece by piece while it arrives.
 
 A sample is complete once the next sample's header has been read; an incomplete sample is left to the next piece, which
-begins at the sample's first header. Pieces share nothing, so several processes can scan them; `Scanner` joins them.
+begins at the sample's first header. Pieces share nothing, so different processes can scan them; `Scanner` joins them.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Scanner:
     """
 
     def __init__(self, url: str, *, every_byte: bool = False, step_bytes: int = 8 << 20) -> None:
-        """Start empty. `feed` scans after every `step_bytes`; `every_byte` adds crc32 and labels."""
+        """Scan in `feed` after every `step_bytes`; with `every_byte`, add crc32 and labels."""
         self.resume = 0
         self.needs: int | None = BLOCK_BYTES
         self._url = url
@@ -170,7 +170,7 @@ class Scanner:
         self._skipped: Counter[str] = Counter()
 
     def feed(self, data: Buffer) -> None:
-        """Take the next bytes of the shard; hold at most `step_bytes` and the largest sample.
+        """Add the next bytes of the shard; at most `step_bytes` and the largest sample are held.
 
         Raises ShardFormatError if the shard is damaged.
         """
@@ -340,7 +340,7 @@ class ShardTable:
 
 
 def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
-    """Concatenate tables that have the same fields.
+    """Concatenate tables of one shard whose fields have the same numbers.
 
     Offsets stay unchanged; checksums and labels are kept only if all tables have them.
     """

@@ -75,13 +75,13 @@ class WorkerLink:
         self._mapped: set[int] = set()
 
     def submit(self, task: Task) -> None:
-        """Send a task with the shards and slots that it needs. Raises as `ResidentShards.open`."""
+        """Send a task with the shards and slots that it needs. Raises what `ResidentShards.open` raises."""
         shards = list(task.shards) if isinstance(task, ScanTask) else task.table.read_shards()
         self._spare_descriptors(shards)
         versions = self._shards.need(shards)
-        closed = [shard for shard, version in versions.items() if self._open.get(shard) != version]
-        for start in range(0, len(closed), MAX_DESCRIPTORS):
-            self._open_shards(closed[start : start + MAX_DESCRIPTORS])
+        outdated = [shard for shard, version in versions.items() if self._open.get(shard) != version]
+        for start in range(0, len(outdated), MAX_DESCRIPTORS):
+            self._open_shards(outdated[start : start + MAX_DESCRIPTORS])
         for shard in shards:
             self._open.move_to_end(shard)
         if not isinstance(task, ScanTask):
@@ -155,7 +155,7 @@ class Pool:
         return sum(not worker.started or bool(worker.tasks) for worker in self.workers)
 
     def submit(self, task: Task) -> None:
-        """Send a task to the least busy worker; `events.done` gets the answer."""
+        """Send a task to the least busy worker, or queue it; `events.done` gets the answer."""
         worker = self._least_busy()
         if worker is None:
             self._returned.append(task)

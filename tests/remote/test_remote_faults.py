@@ -65,7 +65,7 @@ def test_what_passes_is_not_seen(server: FaultServer, script: dict[str, float], 
 
 def test_a_server_that_never_serves_parts_is_given_up(server: FaultServer) -> None:
     server.play(Script(whole_share=1.0))
-    advice = r"does not serve parts of files .*nginx, caddy, rclone serve.*copy the shards"
+    advice = r"ignores range requests .*nginx, caddy, rclone serve.*copy the shards"
     with loader_of([url.replace("://", "://user:told@") for url in urls_of(server)]) as loader:
         with pytest.raises(StorageError, match=f"{advice}.*part00") as caught:
             labels_of(loader)

@@ -68,7 +68,7 @@ def rows_of_arrays(path: str, options: SourceOptions) -> Source:
 
 
 @contextmanager
-def open_arrays() -> Iterator[None]:
+def closing_arrays() -> Iterator[None]:
     """Close the mapped files when the context ends."""
     try:
         yield
