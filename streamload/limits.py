@@ -1,4 +1,4 @@
-"""Limit the resources that a loader uses. A share is a divisor: 4 means a quarter.
+"""Read the limits of cgroups, and define those of a loader. A share is a divisor: 4 means a quarter.
 
 Limits of one resource add up, so they are defined together; others are in the modules that use them.
 """
@@ -104,9 +104,9 @@ FREE_MEMORY_SHARE = 4
 LEAST_BUDGET_BYTES = 64 << 20
 # The part of the budget for request buffers: the measured growth of the feeder with `MOST_REQUESTS` in flight.
 REQUESTS_BYTES = 112 << 20
-# The buffers of one request, where a small budget limits the number of requests.
+# The buffers to count for one request if a small budget limits the number of requests.
 REQUEST_BYTES = REQUESTS_BYTES // 28
-# The ratio of parts to requests in a budget too small for `REQUESTS_BYTES`.
+# The ratio in which a budget too small for `REQUESTS_BYTES` is divided into parts and request buffers.
 PARTS_PROPORTION, REQUESTS_PROPORTION = 25, 7
 # Maximum number of remote shards scanned ahead of the plan.
 SCANNED_SHARDS = 32
@@ -120,7 +120,7 @@ TABLES_SHARE, LEAST_TABLES_BYTES, MOST_TABLES_BYTES = 16, 32 << 20, 256 << 20
 FIRST_BLOCK_ROWS, BLOCK_ROWS = 256, 2048
 
 # -- memory beside the budget -----------------------------------------------------------------------------------------
-# Small local shards that stay mapped between epochs: their total bytes and number.
+# Local shards that stay mapped between epochs: their maximum total bytes and number.
 RESIDENT_BYTES, RESIDENT_SHARDS = 256 << 20, 64
 # Number of free slots kept regardless of size, and the total bytes up to which more are kept.
 LEAST_FREE_SLOTS, FREE_SLOTS_BYTES = 8, 128 << 20

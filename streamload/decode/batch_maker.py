@@ -1,4 +1,4 @@
-"""Run a worker's tasks: make rows, collate them and write batches to slots; and scan shards."""
+"""Run a worker's tasks: scan shards, or make rows, collate them and write batches to slots."""
 
 from __future__ import annotations
 
@@ -56,16 +56,17 @@ from streamload.order.randomness import SampleRandomness
 from streamload.tar.scan import scan_file, scan_piece
 
 _IMAGES = re.compile(r"uint8\[\d+, \d+, 3] uint8\[\d+, \d+, 3]$")
-_RESIZE = " (images with streamload.images.Resize((224, 224)), say)"
-_NONE = " (None mixes only with strings and bytes)"
+_RESIZING = " (images with streamload.images.Resize((224, 224)), say)"
+_MIXED = " (None mixes only with strings and bytes)"
 _WITHOUT_TENSOR = {"None", "str", "bytes"}
 _MISSING = type("missing", (), {})()  # stands for a key or an item that only the other sample has
 
-# Maximum depth of a comparison of samples, which may contain themselves.
+# Maximum depth of a comparison, since a container in a sample may contain itself.
 _LEVELS = 6
 
-# Raised for rows that differ, that hold classes only torch knows, or that are nested too deeply.
-_RAGGED = (LayoutMismatchError, TypeError, RecursionError)
+# Errors after which torch collates the rows: they differ, hold values that perhaps torch can collate, or are nested too
+# deeply.
+_LEFT_TO_TORCH = (LayoutMismatchError, TypeError, RecursionError)
 
 # Separates the draws of a `collate_fn` from those of the batch's first sample.
 _COLLATE_STREAM = 1 << 40
@@ -75,7 +76,7 @@ class TaskRunner:
     """Run the tasks of one worker, one at a time, with the shards and slots that the pool has opened for it.
 
     Most batches of a job share a layout, so rows are written in place, in the layout of the previous batch. A batch
-    that does not fit gets its own.
+    that does not fit gets a layout of its own.
 
     `in_callers_process` is as for `RowMaker`; shards are then not mapped, see `OpenShards`.
     """
@@ -170,7 +171,7 @@ class TaskRunner:
         return self._randomness[1]
 
     def _blocks(self, task: RowTask, expected: Layout) -> dict[int, list[NDArray[Any]]]:
-        """Return the memory in the batches' slots for each array of a row, by its position in the row."""
+        """Return a block of each batch's slot for every array of a row, by the array's position in the row."""
         if not isinstance(expected.tree, MappingNode | SequenceNode):
             return {}
         views = []
@@ -178,7 +179,7 @@ class TaskRunner:
             layout, _ = _with_capacity(expected, batch.rows)
             views.append(slot_views(layout, self._slots.at_least(batch.slot, layout.size_bytes), batch.rows))
         return {
-            number: [of_batch[leaf.number] for of_batch in views]
+            number: [arrays[leaf.number] for arrays in views]
             for number, leaf in enumerate(expected.tree.children)
             if isinstance(leaf, ArrayLeaf) and leaf.torch_dtype is None
         }
@@ -226,7 +227,7 @@ class TaskRunner:
             if differences:
                 place, (that, this) = min(differences, key=lambda each: "missing" not in each[1])
                 which = "the first" if task.keys is None else f"sample {task.keys[task_rows[0]]!r}, the first"
-                note = _RESIZE if _IMAGES.match(f"{that} {this}") else _NONE if "None" in (that, this) else ""
+                note = _RESIZING if _IMAGES.match(f"{that} {this}") else _MIXED if "None" in (that, this) else ""
                 message = (
                     f"this sample cannot be collated: it is not like {which} of its batch{place and f' in {place}'}: "
                     f"the first is {that}, this one is {this}; make samples alike in transform={note}, limit fields= "
@@ -243,7 +244,7 @@ class TaskRunner:
         return _batch_failure(task, task_rows[0], message, cause=self._failure_of(error))
 
     def _collate(self, batch: BatchSlot, rows: Rows, expected: Layout | None) -> BatchDone:
-        """Write rows that share a layout; others are collated by torch, which may raise."""
+        """Write rows that share a layout; let torch collate others, which may raise."""
         if expected is not None and expected is self._last_layout:
             with suppress(LayoutMismatchError):
                 layout, pickled = _with_capacity(expected, batch.rows)
@@ -251,9 +252,9 @@ class TaskRunner:
                 return self._finish(batch, layout, pickled, columns, rows.count)
         try:
             layout = replace(describe_rows(rows.row(0, alike=True)), capacity=batch.rows)
-            memory = np.empty(layout.size_bytes, np.uint8)  # not the slot: values may lie there in another layout
+            memory = np.empty(layout.size_bytes, np.uint8)  # not the slot: arrays of the rows may lie there
             columns = write_rows(layout, rows, memory)
-        except _RAGGED:
+        except _LEFT_TO_TORCH:
             first, *others = rows.as_list()
             if any("missing" in pair for other in others for _, pair in _differences(first, other)):
                 raise  # torch takes the keys of the first sample, and would silently drop those of others

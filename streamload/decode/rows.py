@@ -37,7 +37,7 @@ PROGRAM_ERRORS = (
     *(NameError, AttributeError, TypeError, ImportError, SyntaxError, NotImplementedError, MemoryError),
     SystemExitError,
 )
-"""Exceptions of user code that indicate a bug in the program, not bad data; `on_error` does not apply to them."""
+"""Exceptions of user code that indicate a bug or lack of memory, not bad data; `on_error` does not apply to them."""
 
 # Built-in functions that cannot draw random numbers. Others, such as `sum`, `list` and `bytes`, may call or iterate
 # over an argument that draws.
@@ -69,13 +69,13 @@ class RowMaker:
             global generators are not touched.
 
     Attributes:
-        seeds: seeds the global generators for each row; collate functions run within the same `whole_task`.
-        resizes_images: a function starts from encoded images.
+        seeds: seeds the global generators; callers wrap `make` and the collate function in its `whole_task`.
+        resizes_images: a function can start from encoded images.
     """
 
     def __init__(self, job: Job, *, in_callers_process: bool = False, one_by_one: bool = False) -> None:
         self._job = job
-        transforms = [job.transform if mine is None else mine for _, mine in job.own_transforms] or [job.transform]
+        transforms = [job.transform if own is None else own for _, own in job.own_transforms] or [job.transform]
         self._transforms = [Transforms.of(each) for each in transforms]
         functions = [each.values() if isinstance(each, Mapping) else (each,) for each in (job.decode, *transforms)]
         calls = [call for each in chain.from_iterable(functions) for call in (each, type(each).__call__)]
@@ -151,7 +151,7 @@ class RowMaker:
     def _transform(self, work: Work, transformed: list[_Transformed]) -> None:
         """Decode and transform row by row: fields, then the sample; all functions share the row's generator."""
         rows, random, loop, started = work.rows, work.random, self._loop, perf_counter()
-        names = work.table.values[:, :3].tolist()
+        row_ids = work.table.values[:, :3].tolist()  # shard, sample and repeat
         first_shards = [first for first, _ in self._job.own_transforms]
         datasets = [bisect_right(first_shards, shard) - 1 for shard in work.row_shards] if first_shards else None
         making: dict[int, tuple[Column | None, bool]] = {}  # by row, the current column, and True in a transform
@@ -160,16 +160,16 @@ class RowMaker:
         async def make(numbers: Iterable[int]) -> None:
             for row in numbers:
                 functions = self._transforms[datasets[row] if datasets else 0]
-                rng = random.generator(*names[row]) if self._takes_rng else None
+                rng = random.generator(*row_ids[row]) if self._takes_rng else None
                 if loop is not None:
-                    rng = deepcopy(rng)  # the next row reseeds the shared one
-                self.seeds.seed(random, *names[row])
+                    rng = deepcopy(rng)  # the next row resets the shared one
+                self.seeds.seed(random, *row_ids[row])
                 for field in transformed:
                     making[row] = field.column, False
                     value, function, decoded = self._decoded(work, field, functions.by_field, row, rng)
                     if loop is not None and isawaitable(value):
                         value = await value
-                        self.seeds.seed(random, *names[row])  # other rows may have run, and drawn
+                        self.seeds.seed(random, *row_ids[row])  # other rows may have run, and drawn
                     if function is not None:
                         making[row] = field.column, True
                         value = function(value, rng, field.values.places[row])
@@ -177,7 +177,7 @@ class RowMaker:
                         field.transform_s += perf_counter() - decoded
                     field.values[row] = value
                     if loop is not None:
-                        self.seeds.seed(random, *names[row])
+                        self.seeds.seed(random, *row_ids[row])
                 making[row] = None, True
                 if self._on_samples:
                     value = rows.row(row)
@@ -197,7 +197,7 @@ class RowMaker:
         make: Callable[[Iterable[int]], Coroutine[Any, Any, None]],
         failed: Callable[[int, Exception], RowFailure],
     ) -> None:
-        """Make rows one after the other, or concurrently if the user's functions are coroutines."""
+        """Make rows one after the other, or concurrently if a user function is a coroutine function."""
 
         async def attempted(row: int) -> Exception | None:
             with Attempt(exits=True) as attempt:
@@ -221,7 +221,7 @@ class RowMaker:
                 work.failures[row] = failed(row, error)
 
     def _record(self, work: Work, transformed: list[_Transformed], seconds: float) -> None:
-        """Record the seconds of each field; the rest is the sample functions' time. Coroutines are timed together."""
+        """Record the seconds of each field, and the rest for the sample functions; with an event loop, only the sum."""
         names = [function.name for function in self._on_samples]
         for field in transformed:
             column = field.column
@@ -239,7 +239,7 @@ class RowMaker:
     def _decoded(
         self, work: Work, field: _Transformed, functions: Mapping[str, UserFunction], row: int, rng: Any
     ) -> tuple[Any, UserFunction | None, float]:
-        """Return a field's decoded value, the transform to call with it, and the time by `perf_counter`."""
+        """Return a field's decoded value, the transform to call with it, and when decoding ended."""
         column, started = field.column, perf_counter()
         if self._reader.is_absent(column, row):
             return self._reader.absent, None, started
@@ -349,7 +349,7 @@ class UserFunction:
     """A user's transform, called with the arguments that it takes.
 
     Attributes:
-        name: the function's name, for statistics and messages.
+        name: for statistics and messages.
         takes_rng: the function has a parameter `rng`, for a `numpy.random.Generator`.
         uses_global_generators: the function may draw from `random`, `numpy.random` or torch. False for functions with
             `rng`, some built-in functions, and functions whose attribute of this name is false.
@@ -380,7 +380,7 @@ class UserFunction:
         Raises:
             TypeError: the function is a torchvision transform that ignores arrays.
         """
-        if self._advice is not None and _has_only_arrays(value):
+        if self._advice is not None and _has_arrays_but_no_images(value):
             raise TypeError(self._advice)
         options = {"rng": rng} if self.takes_rng else {}
         if out is not None and self._takes_out:
@@ -414,7 +414,7 @@ def _torchvision_advice(function: object) -> str | None:
     )
 
 
-def _has_only_arrays(value: Any) -> bool:
+def _has_arrays_but_no_images(value: Any) -> bool:
     items = value.values() if isinstance(value, Mapping) else value
     parts = list(items) if isinstance(value, Mapping | tuple | list) else [value]
     packages = {type(part).__module__.partition(".")[0] for part in parts}
@@ -460,7 +460,7 @@ class GlobalSeeds:
             raise UnseededError
 
     def seed(self, randomness: SampleRandomness, shard: int, sample: int, repeat: int = 0) -> None:
-        """Seed the generators for one sample; torch only if it is loaded."""
+        """Seed the generators for one sample."""
         if not self._needed:
             return
         for_python, for_numpy, for_torch = randomness.seeds(shard, sample, repeat)

@@ -79,7 +79,7 @@ class Configure(NamedTuple):
     """Settings that hold for all epochs. Calls may precede this message, but epochs may not.
 
     Attributes:
-        job: the pickled `Job`, see `job_pickle`.
+        job: the result of `pickle_job`; empty without workers.
         workers: the number of workers; 0 if the trainer makes the rows itself.
         import_path: the trainer's `sys.path`.
         ends_at_failure: the first sample that fails, in the epoch's order, ends the pass.
@@ -129,7 +129,7 @@ class Ready(NamedTuple):
         totals: the feeder's statistics so far; None if unknown.
         skipped_members: the number of skipped members so far, by reason.
         events: the events since the last message, for a trace.
-        counts: the number of samples of each shard, if scans found it; sent with the last batch.
+        counts: the number of samples of each shard, sent with the last batch if scans counted them.
     """
 
     start: tuple[int, int, int]
@@ -165,9 +165,6 @@ class Calls:
 
     Args:
         list_shards: replaces the function of that name.
-
-    Attributes:
-        functions: the functions by name.
     """
 
     def __init__(self, list_shards: Callable[..., Any] = list_shards) -> None:

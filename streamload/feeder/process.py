@@ -21,6 +21,7 @@ from streamload.workers.launch import Child, end_all
 if TYPE_CHECKING:
     from streamload.feeder.feeder import Feeder
 
+# The time for early workers to end before they are killed, if no `Feeder` has taken them over.
 _GRACE_S = 0.3
 
 

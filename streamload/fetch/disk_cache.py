@@ -64,9 +64,7 @@ class ShardIdentity:
     """One version of one shard.
 
     Attributes:
-        url: the shard.
         etag: the storage's name for this version.
-        bytes: the size of this version.
     """
 
     url: str
@@ -100,9 +98,7 @@ class CacheFile:
         temporary: the path of a file being filled; None for a whole one.
 
     Attributes:
-        n_parts: the number of the shard's parts.
         missing: the parts not yet written.
-        temporary: the path until the file is whole, then None.
     """
 
     def __init__(self, descriptor: int, shard_bytes: int, part_bytes: int, temporary: str | None = None) -> None:
@@ -191,8 +187,8 @@ class DiskCache:
     def open(self, identity: ShardIdentity) -> CacheFile | None:
         """Open a shard's file, to read or fill it; the caller closes it.
 
-        Return None if another process is filling it or has just done so, if it does not fit beside the shards that
-        must stay, or if the cache is off or stays locked.
+        Return None if another process is filling the file or has just filled it, if the shard does not fit beside
+        those that must stay, or if the cache is off or stays locked.
         """
         path = os.path.join(self._folder, identity.file_name)
         try:
@@ -271,7 +267,7 @@ class DiskCache:
         return None
 
     def _begin(self, identity: ShardIdentity, files: list[tuple[str, str, os.stat_result]]) -> CacheFile | None:
-        """Create a file to fill, if there is room for it. The folder's lock must be held."""
+        """Create a file to fill; evict others if needed, or return None. The folder's lock must be held."""
         key, size_bytes = url_key(identity.url), cached_bytes(identity.bytes, self._part_bytes)
         lacking_bytes = sum(status.st_size for _, _, status in files) + size_bytes - self._size_bytes
         if lacking_bytes > 0:

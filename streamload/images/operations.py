@@ -2,7 +2,7 @@
 
 Each agrees with torchvision's operation of the same name on PIL images. Operations that move or resample pixels agree
 exactly, except for "bilinear", the default: it is three times as fast, and on photographs differs by about 1 of 255 on
-average and at most 12 in 99.9 % of values (see `resize_bilinear`). `ToFloat` and `Normalize` agree within 1e-6.
+average and at most 12 in 99.9 % of values (see `resize_bilinear`). `ToTensor` and `Normalize` agree within 1e-6.
 A crop is cut out before it is resized, so pixels around it have no effect. Operations never change their argument.
 
 A random operation has a parameter `rng`, a `numpy.random.Generator`, which the worker passes. Equal generator
@@ -10,9 +10,9 @@ states give equal bytes.
 
 An operation with a method `from_encoded(data, rng)` may get the encoded file instead of pixels, in memory that is
 reused. A JPEG is then decoded only down to the end of the crop, and at a smaller scale if the crop shrinks to a fifth
-or less. The smaller scale changes photographs and text by up to 1 of 255 on average (1.03 in the worst of 1,652
-cases) and 15 in 99.9 % of values, black-and-white noise and drawings by up to 4 on average, two-pixel stripes by 5, and
-a checkerboard of the JPEG's own 8-pixel blocks by 9.
+or less. The smaller scale changes photographs and text by up to 1 of 255 on average and 15 in 99.9 % of values,
+black-and-white noise and drawings by up to 4 on average, two-pixel stripes by 5, and a checkerboard of the JPEG's own
+8-pixel blocks by 9.
 
 All but `Joint` take an array `out=` to write into; see `placing`.
 """
@@ -50,24 +50,24 @@ Item: TypeAlias = tuple[Any, Kind]
 """A value's number or key in its sample, and its kind."""
 
 STATISTICS_NAME = "statistics.json"
-_MOST_BYTES = 1 << 20
+_STATISTICS_BYTES = 1 << 20  # at most
 
 _LARGEST_SCALE = 4.0  # at larger scales the filter takes more time than it saves
-_SCALE_STEPS = 64
-_PHASES = 8
-_WEIGHT_OF_SUM = 1000.0
+_SCALE_STEPS = 64  # scales are rounded to this fraction, so that few filters are fitted
+_PHASES = 8  # positions of a result's pixel between two source pixels, for which the filter is fitted
+_WEIGHT_OF_SUM = 1000.0  # of the equation that makes the taps add up to 1
 _CORRELATION = 0.9  # of neighbouring pixels, as in photographs
-_FINEST_TAP = 256  # OpenCV rounds taps to 8 bits; they must still add up to 1
+_TAP_STEPS = 256  # OpenCV rounds taps to multiples of 1/256; they must still add up to 1
 
 # Besides uint8, filters other than "nearest" take only these dtypes. Pillow resamples them as float32, which holds each
 # of their values exactly.
 _RESAMPLED_DTYPES = (np.uint16, np.float32)
-# Minimum ratio of a box to the result once the JPEG's inverse transform (which ignores the requested filter) has
-# shrunk it. With 2.5, photographs and textures differ by up to 1.03 of 255 on average; with 2, by up to 1.8; with
-# 1, by up to 6.
+# Minimum ratio of a box's sides to the result's after the JPEG's inverse transform, which ignores the requested filter,
+# has shrunk the box. With 2.5, photographs and textures differ by up to 1.03 of 255 on average; with 2, by up to 1.8;
+# with 1, by up to 6.
 _LEAST_SHRINKING = 2.5
 
-_TRIES = 10
+_TRIES = 10  # of RandomResizedCrop, as in torchvision
 
 _KINDS = ("image", "mask", "boxes", "points")
 _COORDINATES = {"boxes": 4, "points": 2}
@@ -150,7 +150,7 @@ class _Resizing(Geometric):
         A JPEG is decoded only down to the end of the part, so damage below it may go unnoticed.
 
         Raises:
-            ValueError: `data` is not a whole image of a known format.
+            ValueError: the format is unknown, or the decoded part damaged or truncated.
         """
         header = readable_jpeg_header(data)
         if header is None:
@@ -206,7 +206,7 @@ class RandomCrop(_Random):
             raise ValueError(f"RandomCrop: padding must be an integer of at least 0, not {self.padding!r}")
 
     def window(self, height: int, width: int, rng: np.random.Generator, /) -> Window:
-        """Draw a part. Raises ValueError if the padded image is smaller."""
+        """Draw a part. Raises ValueError if the padded image is smaller than the part."""
         rows, columns = check_size("RandomCrop", self.size)
         spare_rows, spare_columns = height + 2 * self.padding - rows, width + 2 * self.padding - columns
         if spare_rows < 0 or spare_columns < 0:
@@ -291,7 +291,7 @@ class RandomResizedCrop(_Resizing, _Random):
 
 @dataclass(frozen=True, slots=True)
 class Resize(_Resizing, _Fixed):
-    """Resize the whole image, antialiased.
+    """Resize the whole image.
 
     Args:
         size: the length of the shorter side (the ratio is kept), or (height, width).
@@ -336,7 +336,7 @@ class ToFloat(_Operation):
     """Convert uint8 (height, width, channels), or (height, width), to float32 (channels, height, width) in [0, 1]."""
 
     def __call__(self, image: Image, out: Planes | None = None) -> Planes:
-        """Return `image / 255`, float32 (channels, height, width), a transposed view.
+        """Return `image / 255`, a transposed view.
 
         Raises:
             TypeError: the image is not uint8; the range of other numbers is unknown.
@@ -414,7 +414,7 @@ class Normalize(_Operation):
         place = os.fspath(folder)
         url = place if place.endswith(".json") else f"{place.rstrip('/')}/{STATISTICS_NAME}"
         try:
-            saved = json.loads(Storages(storage_options).for_url(url).read_bytes(url, most_bytes=_MOST_BYTES))
+            saved = json.loads(Storages(storage_options).for_url(url).read_bytes(url, most_bytes=_STATISTICS_BYTES))
             mean, std = saved["mean"], saved["std"]
         except ShardNotFoundError:
             raise ShardNotFoundError(
@@ -559,10 +559,10 @@ class Joint:
     uses_global_generators: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        chain = Compose(self.operations)
-        object.__setattr__(self, "operations", chain.operations)
-        object.__setattr__(self, "_random", tuple(takes(each, "rng") for each in chain.operations))
-        object.__setattr__(self, "uses_global_generators", chain.uses_global_generators)
+        composed = Compose(self.operations)
+        object.__setattr__(self, "operations", composed.operations)
+        object.__setattr__(self, "_random", tuple(takes(each, "rng") for each in composed.operations))
+        object.__setattr__(self, "uses_global_generators", composed.uses_global_generators)
         if isinstance(self.fields, str) or not isinstance(self.fields, Mapping | Sequence):
             raise TypeError(
                 'Joint: fields must have a kind for each item of a sample, as ("image", "mask") or '
@@ -580,17 +580,17 @@ class Joint:
             raise TypeError(f"Joint: mask_fill must be an integer, such as 255, not {self.mask_fill!r}")
 
     def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
-        """Transform the fields of a tuple, list or dict; the result has the same type.
+        """Transform the fields of a tuple, list or dict; return a new one.
 
         Raises:
             TypeError: the sample does not match `fields`, or a value is not of its kind.
-            ValueError: sizes differ, or a box is impossible.
+            ValueError: images and masks differ in size, or a box ends before it begins.
         """
         values: Any = (
             dict(sample) if isinstance(sample, Mapping) else list(sample) if type(sample) in (tuple, list) else sample
         )
         items = [(key, kind) for key, kind in self._items(values) if values[key] is not None]
-        size = _common_size(values, items)
+        size = _prepared(values, items)
         operation: Any
         for operation, random in zip(self.operations, self._random, strict=True):
             if hasattr(operation, "window"):  # also for users' operations
@@ -635,11 +635,12 @@ class Joint:
         )
 
 
-def _common_size(values: Any, items: Sequence[Item]) -> tuple[int, int]:
+def _prepared(values: Any, items: Sequence[Item]) -> tuple[int, int]:
+    """Check the values, convert boxes and points in place, and return the images' size."""
     sizes: dict[str, tuple[int, int]] = {}
     for key, kind in items:
         if kind in _COORDINATES:
-            values[key] = _checked(values[key], kind)
+            values[key] = _coordinates(values[key], kind)
             continue
         check_image(f"Joint ({kind} {key!r})", values[key])
         if kind == "mask" and values[key].shape[2:] not in ((), (1,)):
@@ -654,19 +655,19 @@ def _common_size(values: Any, items: Sequence[Item]) -> tuple[int, int]:
     return next(iter(sizes.values()))
 
 
-def _checked(numbers: Any, kind: Kind) -> NDArray[np.float64]:
+def _coordinates(numbers: Any, kind: Kind) -> NDArray[np.float64]:
     least = _COORDINATES[kind]
-    takes = f"Joint: {kind} must be numbers of shape ({kind}, {least} or more)"
+    expected = f"Joint: {kind} must be numbers of shape ({kind}, {least} or more)"
     try:
         array = np.array(numbers, np.float64)
     except (TypeError, ValueError):
         raise TypeError(
-            f"{takes}, not {type(numbers).__name__}; convert them in a decoder, as in decode={{'json': function}}"
+            f"{expected}, not {type(numbers).__name__}; convert them in a decoder, as in decode={{'json': function}}"
         ) from None
     if array.size == 0:
         return array.reshape(0, array.shape[1] if array.ndim == 2 and array.shape[1] >= least else least)
     if array.ndim < 2 or (array.ndim > 2 and kind == "boxes") or array.shape[-1] < least:
-        raise TypeError(f"{takes}, not of shape {array.shape}")
+        raise TypeError(f"{expected}, not of shape {array.shape}")
     if kind == "boxes":
         valid = np.isfinite(array[:, :4]).all(axis=1) & (array[:, :2] <= array[:, 2:4]).all(axis=1)
         if not valid.all():
@@ -726,14 +727,14 @@ def cut(
     """Return the pixels of a window, in new memory or in `out`, by the rules of `placing`.
 
     Args:
-        image: the source, never changed.
+        image: the source.
         window: the source of the result's pixels.
         interpolation: used if the box and the result differ in size.
         out: where to write.
         fill: the value beyond the image's edges.
 
     Raises:
-        TypeError: the dtype is not uint8, uint16 or float32, and the filter not "nearest".
+        TypeError: a filter other than "nearest" would resample a dtype other than uint8, uint16 or float32.
         ValueError: the result, or the box at the result's width, has too many pixels.
     """
     if window.mirrored:
@@ -835,7 +836,7 @@ def resize_bilinear(image: Image, shape: tuple[int, ...], out: Image | None = No
         uint8 of that shape. It differs from Pillow's `resize(size, BILINEAR)`, in levels of 255: if enlarged, by at
         most 1; if shrunk (mean, 99.9th percentile, maximum), on photographs by 1 (1.4 with strong grain), 12 and 30;
         on pure noise by 6.5, 30 and 50; on black-and-white edges by 0.2, 25 and 35. Noise keeps 95.5 to 101 % of
-        Pillow's contrast; without antialiasing it would have 110 % at a scale of 1.1, 178 % at 2 and 347 % at 4.
+        Pillow's contrast.
     """
     cv2 = opencv()
     rows, columns = image.shape[0] / shape[0], image.shape[1] / shape[1]
@@ -850,6 +851,7 @@ def resize_bilinear(image: Image, shape: tuple[int, ...], out: Image | None = No
 @cache
 def _fitted_filter(steps: int) -> NDArray[np.float32]:
     """Return the symmetric filter for a scale of `steps / _SCALE_STEPS`; its taps are >= 0 and sum to exactly 1."""
+    # Linear interpolation follows the filter. The fit brings the two together close to Pillow's triangle filter.
     scale = steps / _SCALE_STEPS
     if scale <= 1:
         return np.array([0, 1, 0], np.float32)  # OpenCV has no fast path for a single tap
@@ -867,7 +869,7 @@ def _fitted_filter(steps: int) -> NDArray[np.float32]:
         np.concatenate([wanted.ravel(), [_WEIGHT_OF_SUM]]),
         rcond=None,
     )[0]
-    outer = np.maximum(0, np.round(half[1:] * _FINEST_TAP)) / _FINEST_TAP
+    outer = np.maximum(0, np.round(half[1:] * _TAP_STEPS)) / _TAP_STEPS
     return np.concatenate([outer[::-1], [1 - 2 * outer.sum()], outer]).astype(np.float32)
 
 

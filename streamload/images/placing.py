@@ -2,9 +2,9 @@
 
 Operations with the attribute `writes_into_out` take `out=`, in calls and in `from_encoded`. If `out` is a writable
 array of the result's shape and dtype, the result is written into it, and the returned array *is* `out`; otherwise a new
-array is returned and `out` is unchanged. The values are the same either way. `out` may have any strides; no copy is
-made if it is contiguous (float operations: stored as (height, width, channels)). `out` must not share memory with the
-operation's argument. After an exception the contents of `out` are undefined.
+array is returned and `out` is unchanged. The values are the same either way. `out` may have any strides; to avoid a
+copy, it must be contiguous, for float operations in the order (height, width, channels). `out` must not share memory
+with the operation's argument. After an exception the contents of `out` are undefined.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ def check_image(operation: str, image: Any) -> None:
 
     Three-dimensional floats are refused, since `ToFloat` returns channels first.
     """
-    takes = f"{operation} takes a uint8 or uint16 array (height, width, channels), or an array (height, width)"
+    expected = f"{operation} takes a uint8 or uint16 array (height, width, channels), or an array (height, width)"
     if isinstance(image, bytes):
         raise TypeError(
-            f"{takes}, got bytes; give a decoder for the field with decode={{...}}, or store it as jpg or png"
+            f"{expected}, got bytes; give a decoder for the field with decode={{...}}, or store it as jpg or png"
         )
     if not isinstance(image, np.ndarray):
-        raise TypeError(f"{takes}, got {type(image).__name__}")
+        raise TypeError(f"{expected}, got {type(image).__name__}")
     if image.dtype.kind not in "buif" or (image.ndim > 2 and image.dtype not in _CHANNEL_DTYPES):
-        raise TypeError(f"{takes} of numbers, got {image.dtype} of shape {image.shape}")
+        raise TypeError(f"{expected} of numbers, got {image.dtype} of shape {image.shape}")
     if image.ndim not in (2, 3) or image.shape[2:] not in ((), *((count,) for count in MODES)) or image.size == 0:
-        raise ValueError(f"{takes}, with 1, 3 or 4 channels and at least one pixel, got shape {image.shape}")
+        raise ValueError(f"{expected}, with 1, 3 or 4 channels and at least one pixel, got shape {image.shape}")
 
 
 @lru_cache(maxsize=1)

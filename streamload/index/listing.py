@@ -76,7 +76,7 @@ def list_shards(
         urls: a string or path, or a list of them: shards, patterns, folders.
         index: the folder of an index elsewhere, `.streamload` or its parent, instead of the indexes beside the shards.
         storages: for remote shards; by default without options.
-        join: sidecars: indexed datasets with a shard for each shard of `urls`, by name or else by position.
+        join: sidecars, indexed datasets whose shards match those of `urls` by name, or else by position.
 
     Raises:
         TypeError, ValueError: `urls` has the wrong type, an unknown storage or compression, or a repeated shard; or a
@@ -84,7 +84,8 @@ def list_shards(
         ShardNotFoundError: a shard is missing, or a pattern or folder matches nothing.
         StorageError: a shard cannot be looked up.
         ShardChangedError: a shard differs from its entry in the index.
-        DatasetIndexError: an index is broken, or missing for `index` or a sidecar; or the shards are unfinished.
+        DatasetIndexError: an index is broken, incomplete, or missing for `index` or a sidecar; or the shards are
+            unfinished.
     """
     storages = Storages() if storages is None else storages
     collects = gc.isenabled()
@@ -108,21 +109,21 @@ def _listed(urls: Urls, index: str | os.PathLike[str] | None, storages: Storages
         folder, name = folder_and_name(url)
         if folder not in folders:
             folders[folder] = folder, finder.index_of(folder)
-        folder, known = folders[folder]
-        entry = None if known is None else known.find(name)
-        if known is None or entry is None:
+        folder, folder_index = folders[folder]
+        entry = None if folder_index is None else folder_index.find(name)
+        if folder_index is None or entry is None:
             finder.refuse_unfinished(folder, name)
             shards.append(Shard(url, name, size, mtime_ns, folder, etag))
             continue
         if size != UNKNOWN_BYTES and (size, etag) != (entry.bytes, entry.etag):
             Pin(entry.bytes, entry.etag, indexed=True).check(url, size, etag)
-        shards.append(Shard(url, entry.name, size, mtime_ns, folder, etag, known.folder))
+        shards.append(Shard(url, entry.name, size, mtime_ns, folder, etag, folder_index.folder))
         counts.append(entry.samples)
     for exc in finder.unreadable.values():
         _log.warning("continuing without an index that cannot be read: %s", exc)
     used = dict.fromkeys(shard.index_folder for shard in shards if shard.index_folder is not None)
     indexes = {folder: finder.indexes[folder] for folder in used}
-    fields = tuple(dict.fromkeys(name for known in indexes.values() for name in known.fields))
+    fields = tuple(dict.fromkeys(name for each in indexes.values() for name in each.fields))
     known_counts = tuple(counts) if len(counts) == len(shards) else None
     return Listing(tuple(shards), known_counts, fields, indexes=indexes)
 
@@ -134,9 +135,9 @@ def _with_sidecar(listing: Listing, other: Listing, urls: Urls) -> Listing:
         raise DatasetIndexError(
             f"{shown} has no index, which a sidecar needs; make one with `streamload index`", url=unindexed.url
         )
-    twice = next((name for name in other.fields if name in listing.fields), None)
-    if twice is not None:
-        raise ValueError(f"{shown} has the field {twice!r}, which the shards have too; a sidecar needs other fields")
+    shared = next((name for name in other.fields if name in listing.fields), None)
+    if shared is not None:
+        raise ValueError(f"{shown} has the field {shared!r}, which the shards have too; a sidecar needs other fields")
     numbers = _matched(listing.shards, other.shards, shown)
     return replace(
         listing,
@@ -281,12 +282,11 @@ class ShardFinder:
 
     Args:
         elsewhere: the folder of one index for all shards; None to look beside the shards.
-        storages: for remote shards.
         uses_indexes: read indexes beside the shards.
 
     Attributes:
         indexes: the indexes that were read, by their own folders.
-        unreadable: the errors of unreadable indexes, by folder.
+        unreadable: the errors of unreadable indexes, by the shards' folder.
 
     Raises:
         DatasetIndexError, StorageError: the index in `elsewhere` is missing, broken or unreadable.
@@ -345,7 +345,7 @@ class ShardFinder:
         return self.indexes.get(folder)
 
     def refuse_unfinished(self, folder: str, name: str | None = None) -> None:
-        """Raise an error if the writer of a shard, or of a whole folder, was interrupted or is running.
+        """Raise DatasetIndexError if the writer of a shard, or of a whole folder, was interrupted or is running.
 
         Call this only for shards that no index beside them lists: an index is written after its shards, and entries are
         removed before shards.
@@ -403,7 +403,7 @@ class ShardFinder:
             named = [(f"{folder}/{quote(entry.name) if web else entry.name}", entry) for entry in sorted(index.shards)]
             return [ShardInfo(url, entry.bytes, 0, entry.etag) for url, entry in named]
         if index is None:
-            self.refuse_unfinished(folder)  # before listing, since a writer may be running
+            self.refuse_unfinished(folder)  # before listing, since a writer may remove the mark meanwhile
         if web:
             unreadable = self.unreadable.get(folder)
             why = "" if unreadable is None else f" that can be read ({unreadable.message})"
@@ -427,12 +427,12 @@ class ShardFinder:
     def _as_indexed(self, folder: str, shards: Sequence[ShardInfo], index: DatasetIndex) -> Sequence[ShardInfo]:
         listed = {info.url.rpartition("/")[2]: info for info in shards}
         names = sorted(entry.name for entry in index.shards)
-        if forgotten := sorted(listed.keys() - set(names)):
-            for name in forgotten:
+        if unindexed := sorted(listed.keys() - set(names)):
+            for name in unindexed:
                 self.refuse_unfinished(folder, name)
             raise DatasetIndexError(
-                f"the folder holds {counted(len(forgotten), 'shard')} that its index does not list, such as "
-                f"{forgotten[0]!r}; add them with `streamload index {folder}`, or name the "
+                f"the folder holds {counted(len(unindexed), 'shard')} that its index does not list, such as "
+                f"{unindexed[0]!r}; add them with `streamload index {folder}`, or name the "
                 "shards with a pattern",
                 url=folder,
             )
@@ -567,7 +567,7 @@ def unfinished_error(unfinished: UnfinishedSet, folder: str) -> DatasetIndexErro
 
 @dataclass(frozen=True, slots=True)
 class ShardNaming:
-    """A form of names: `shard-%06d.tar` with at least `digits` digits, or `*.tar` if `digits` is None."""
+    """A form of names, such as `shard-%06d.tar` with at least `digits` digits, or `*.tar` if `digits` is None."""
 
     before: str
     digits: int | None

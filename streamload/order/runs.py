@@ -1,4 +1,4 @@
-"""Build the sequence of an epoch's samples: every shard once, other runs, or a sampler's list.
+"""Build the sequence of an epoch's samples: every shard once, parts of endless passes, draws, or a sampler's list.
 
 A run is a piece of a shard, or a shard with each sample repeated as often as it is drawn.
 """
@@ -40,8 +40,8 @@ class Runs:
 
     Attributes:
         shards: the shard of each run.
-        firsts: the first sample of each run, by its number in the shard.
-        lengths: the number of samples of each run, above 0.
+        firsts: the number in the shard of each run's first sample; with repeats, of its first draw.
+        lengths: the number of samples or draws of each run; unused with a `ShardCounts`.
         passes: the pass of each run, counted from the epoch's first.
     """
 
@@ -62,8 +62,8 @@ def whole_passes(counts: IntArray, start: int, size: int, order_of: Callable[[in
     """
     total = int(counts.sum())
     if total == 0 or size == 0:
-        nothing = np.empty(0, np.int64)
-        return Runs(nothing, nothing, nothing, nothing)
+        empty = np.empty(0, np.int64)
+        return Runs(empty, empty, empty, empty)
     first_pass, last_pass = start // total, (start + size - 1) // total
     shards = np.concatenate([order_of(number) for number in range(first_pass, last_pass + 1)])
     passes = np.repeat(np.arange(last_pass - first_pass + 1), len(counts))
@@ -253,8 +253,8 @@ class SampledSequence(SampleSequence):
         used, from_end = np.unique(shards[::-1], return_index=True)
         ends = len(shards) - from_end
         by_end = np.argsort(ends)
-        nothing = np.zeros(len(used), np.int64)
-        super().__init__(Runs(used[by_end], nothing, np.diff(ends[by_end], prepend=0), nothing), key)
+        zeros = np.zeros(len(used), np.int64)
+        super().__init__(Runs(used[by_end], zeros, np.diff(ends[by_end], prepend=0), zeros), key)
 
     def places_of(self, _shard: int, /) -> list[tuple[int, int]]:
         """Return []: a shard's samples may occur anywhere, so ranges would retain whole shards."""
@@ -295,7 +295,7 @@ def sequence_of_epoch(
 
     Args:
         options: the order's options.
-        counts: the shards' counts; some can become known later if every sample occurs once.
+        counts: the shards' counts; without sampling, some can become known later.
         epoch: the epoch's number.
         numbers: int64[M], the epoch's samples, if the sampling is `Sampled`.
     """
@@ -310,12 +310,12 @@ def sequence_of_epoch(
             repeats = RepeatCounts(sampling.repeats(options.seed, epoch), counts.values)
             order = shards_in_order(options, len(counts), epoch)
             order = order[repeats.lengths[order] > 0]
-            nothing = np.zeros(len(order), np.int64)
-            return SampleSequence(Runs(order, nothing, repeats.lengths[order], nothing), key, repeats=repeats)
+            zeros = np.zeros(len(order), np.int64)
+            return SampleSequence(Runs(order, zeros, repeats.lengths[order], zeros), key, repeats=repeats)
         case Mixed():
             raise AssertionError("a mixture has a sequence for each dataset")
-    nothing = np.zeros(len(counts), np.int64)
-    runs = Runs(shards_in_order(options, len(counts), epoch), nothing, nothing, nothing)
+    zeros = np.zeros(len(counts), np.int64)
+    runs = Runs(shards_in_order(options, len(counts), epoch), zeros, zeros, zeros)
     return SampleSequence(runs, key, counts=counts)
 
 

@@ -1,6 +1,6 @@
 """Define epochs that differ from one plain pass: by weight, size, mixture, or a sampler's list.
 
-Each definition is a value fixed for a run. With the seed and the epoch's number it determines the epoch's samples. The
+A definition stays the same in all epochs. With the seed and the epoch's number it determines the epoch's samples. The
 exception is a sampler's list, which is passed for each epoch.
 """
 
@@ -69,7 +69,7 @@ class Mixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighted:
-    """Draw each epoch's samples with replacement, as exactly by weight as possible.
+    """Draw samples, some repeatedly, as exactly in proportion to their weights as possible.
 
     Samples of equal weight form a group, whose draws in an epoch differ from its share by less than one. Within a group
     samples are drawn in passes, each in a new order; an epoch begins as if each earlier one had made the group's
@@ -98,7 +98,7 @@ class Weighted:
     def repeats(self, seed: int, epoch: int) -> NDArray[np.unsignedinteger]:
         """Return how often each sample is drawn in an epoch, [N], in the smallest dtype; the sum is `epoch_size`.
 
-        Takes O(N) time and a few bytes per sample, unless groups are small.
+        Takes O(N) time and a few bytes per sample, more if groups are small.
         """
         size = group_sizes(self.group, len(self.weight))
         summed = np.cumsum(self.weight / self.weight.max() * size)
@@ -147,7 +147,7 @@ def group_sizes(group: NDArray[np.unsignedinteger], n_groups: int) -> IntArray:
 def first_of_groups(
     words: Words, group: NDArray[np.unsignedinteger], sizes: IntArray, wanted: IntArray, *, spread: float = _SPREAD
 ) -> NDArray[np.bool_]:
-    """Choose the first samples of each group in the order of their words; equal words keep their order.
+    """Choose the first samples of each group in the order of random words; samples with equal words keep their order.
 
     Words are uniform, so the last chosen word of a group is known to within a few standard deviations. Only samples in
     that range are sorted: of 10^6 samples of one group about 10^4.

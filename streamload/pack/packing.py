@@ -56,7 +56,7 @@ from streamload.write.shard_writer import check_counts, checked_key, label_of, s
 Decode = bool | Mapping[str, Callable[[bytes], Any]]
 Sample = dict[str, Any]
 
-_MOST_BYTES = 1 << 40
+_MOST_SOURCE_BYTES = 1 << 40  # no limit in practice
 _SHARD_BYTES = 256_000_000
 _SHOWN = reprlib.Repr()
 _SHOWN.maxother = 200
@@ -101,8 +101,8 @@ def pack(
         StreamloadError: the function fails or returns an invalid sample (the message has the input's number), or a
             process died.
         ClusterError: the cluster does not exist, or a node differs from this machine.
-        ValueError: there is no sample, a key is in two shards, or the destination cannot be used.
-        OSError: something cannot be written.
+        ValueError: there is no sample, two samples share a key, or the destination cannot be used.
+        OSError: a file cannot be read or written.
     """
     check_counts(workers=workers, max_count=max_count)
     target = Target(
@@ -258,7 +258,7 @@ def map_shards(
 
 def _refuse_source(destination: str, listing: Listing, storages: Storages) -> None:
     urls = [destination, *{shard.folder for shard in listing.shards}]
-    # `realpath` keeps the parts of urls that distinguish them.
+    # `realpath` shortens urls too, but different urls stay different.
     target, *sources = [os.path.realpath(storages.for_url(url).absolute(url)) for url in urls]
     if target in sources:
         raise ValueError(f"the destination {destination!r} is the folder of the shards; give another one")
@@ -286,18 +286,14 @@ def _code_of(function: Callable[..., Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PackCalls:
-    """Call a user's function for the inputs of one shard; the function and each input are pickled.
-
-    Attributes:
-        first: the number of the first input.
-    """
+    """Call a user's function for the inputs of one shard; the function and each input are pickled."""
 
     function: bytes
     inputs: tuple[bytes, ...]
     first: int
 
     def __call__(self, append: Append) -> Sequence[Fault]:
-        """Append the samples. Raises StreamloadError, which names the input, if the function or a sample is wrong."""
+        """Append the samples. Raises StreamloadError, naming the input, if the function fails or a sample is bad."""
         function = cloudpickle.loads(self.function)
         for number, pickled in enumerate(self.inputs, start=self.first):
             value = pickle.loads(pickled)
@@ -390,7 +386,7 @@ def _samples_of(shard: SourceShard, decode: Decode, storages: Storages) -> Itera
 
 def _archive(url: str, storages: Storages) -> bytes | mmap:
     if storages.costs_requests(url) or compression_of(url) is not None:
-        content = storages.for_url(url).read_bytes(url, most_bytes=_MOST_BYTES)
+        content = storages.for_url(url).read_bytes(url, most_bytes=_MOST_SOURCE_BYTES)
         return b"".join(decompressed(url, content))
     with open(open_regular(url)[0], "rb") as file:
         return mmap(file.fileno(), 0, prot=PROT_READ) if os.fstat(file.fileno()).st_size else b""

@@ -247,7 +247,7 @@ class SamplingOptions:
         self.n_selected = None if selected is None else int(selected.sum())
         weights = self._weights
         if weights is not None:
-            self._weights_name = _named(weights)
+            self._weights_name = _name_of(weights)
         epoch_size = self._epoch_size or self.n_selected
         if self._mixture is not None:
             self.sampling = Mixed(edges, tuple(self._mixture.shares.values()), self._block, epoch_size, selected)
@@ -457,7 +457,7 @@ def _label_weights(weights: str | Mapping[int, float], labels: Labels, existing:
     return of_labels
 
 
-def _named(weights: _Checked) -> str:
+def _name_of(weights: _Checked) -> str:
     """Return a short name by which a state recognizes weights."""
     if isinstance(weights, str):
         return weights

@@ -21,7 +21,7 @@ from streamload.errors import ShardNotFoundError, StorageError, without_secrets
 from streamload.storage.errors import answer_error, check_length, check_small, close_matches
 from streamload.storage.protocol import UNKNOWN_BYTES, Entry, RangeBody, ShardInfo, find_entries
 
-_ROOT = 0
+_ROOT_UID = 0
 _CHUNK_BYTES = 1 << 20
 # One slash is enough, since `pathlib` drops the other.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*:/")
@@ -77,7 +77,7 @@ def why_not_private(folder: str) -> str | None:
         return None
     if stat.S_ISLNK(status.st_mode):
         return f"{folder!r} is a symbolic link"
-    if status.st_uid not in (os.geteuid(), _ROOT):
+    if status.st_uid not in (os.geteuid(), _ROOT_UID):
         return f"{folder!r} belongs to another user (uid {status.st_uid})"
     if status.st_uid != os.geteuid() and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"{folder!r} may be written by other users"
@@ -193,7 +193,7 @@ class LocalStorage:
         return RangeBody(total_bytes, None, pieces())
 
     def write(self, url: str, source: bytes | str) -> None:
-        """Write a file, and create its folders."""
+        """Write bytes, or copy a file; create missing folders."""
         path = local_path(url)
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -205,7 +205,7 @@ class LocalStorage:
             ) from exc
 
     def delete(self, url: str) -> None:
-        """Delete a file."""
+        """Delete a file, if it exists."""
         path = local_path(url)
         try:
             os.unlink(path)

@@ -1,8 +1,8 @@
 """Map the last extension of a field's name to the kind of the field, for writing and reading alike.
 
-Names and meanings follow WebDataset, with three exceptions: pickles (`pyd`, `pkl`, `pickle`) stay bytes, since reading
-them runs code; WebDataset's tensor format (`ten`, `tb`) is unknown; so is `class`, which holds names as often as
-numbers.
+WebDataset's names keep their meanings, with three exceptions: pickles (`pyd`, `pkl`, `pickle`) stay bytes, since
+reading them runs code; its tensor format (`ten`, `tb`) is unknown; so is `class`, which holds names as often as
+numbers. Other names, such as `caption`, are additions.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Connection:
         self._end = weakref.finalize(self, _end, child, channel, self._slots, self.owner)
 
     def make_rows(self, worker: CallerWorker) -> None:
-        """Let `receive` do the tasks with a worker, in its caller's thread."""
+        """Let `receive` do the tasks with `worker`, in the thread that calls it."""
         self._worker = worker
         weakref.finalize(self, worker.close)
 
@@ -120,7 +120,7 @@ class Connection:
         Raises:
             TimeoutError: no message came in time.
             FeederDiedError: the feeder is dead.
-            LoaderClosedError: another thread has closed the connection.
+            LoaderClosedError: the connection is closed.
             OSError: this process has too many open files.
         """
         deadline_s = None if timeout_s is None else monotonic() + timeout_s

@@ -19,12 +19,12 @@ _FOR_EVERY_DEVICE = 1  # cudaHostRegisterPortable
 class Cuda:
     """Page-lock slots, and copy batches to a device.
 
-    Torch does not know that the slots are page-locked, so each must be kept until `fence` reports queued copies done.
-    CUDA is initialized by the first slot or batch, so a program may call `torch.cuda.set_device` after it has made the
-    loader.
+    Torch does not know that the slots are page-locked, so each must be kept until `fence` reports that queued copies
+    are done. CUDA is initialized by the first slot or batch, so a program may call `torch.cuda.set_device` after it has
+    made the loader.
 
     Attributes:
-        device: the target; without a number, the current device at the first use.
+        device: the target of copies, if any; without a number, the current device at the first use.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -94,7 +94,7 @@ class Cuda:
         return wait
 
     def _resolved(self) -> torch.device:
-        """Return the device; by default one that is in use already."""
+        """Return the device; by default the first in use, else the current one."""
         if self.device is None:
             return torch.device("cuda", next(iter(_devices_in_use()), torch.cuda.current_device()))
         if self.device.index is None:

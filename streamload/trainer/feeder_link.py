@@ -47,7 +47,7 @@ _log = logging.getLogger("streamload")
 
 
 class FeederLink:
-    """List a loader's shards, and start its feeder: now if there are workers, otherwise, or after `disconnect`, at use.
+    """List a loader's shards, and start its feeder: at once with workers, else at first use.
 
     `sampling` is resolved here. `start_elsewhere` starts and configures remote feeders, and returns a channel.
 
@@ -140,7 +140,8 @@ class FeederLink:
 
         Raises:
             LoaderClosedError: the loader was closed.
-            TypeError, DatasetIndexError, StorageError: as `Options.pickled_job` and `FeederClient.check_classes`.
+            TypeError, ValueError, OSError, StreamloadError: as `Options.pickled_job`, and `check_classes` and `feeder`
+                of `FeederClient`.
         """
         if self._closed:
             raise LoaderClosedError("the loader was closed; make a new one")
@@ -194,6 +195,7 @@ class FeederLink:
 
         Raises:
             LoaderClosedError: the loader was closed.
+            ValueError: as `SamplingOptions.check_counts`.
             StreamloadError: as `read_columns`.
         """
         if self._closed:
@@ -252,7 +254,7 @@ class FeederLink:
         self._configured_functions = self._functions()
 
     def _start(self) -> Connection:
-        """Configure a feeder; start it if there is none."""
+        """Configure a feeder, started if there is none; return the connection."""
         assert self._configured is not None
         (configure, job), client = self._configured, self._client
         if self._start_elsewhere is not None:
@@ -275,7 +277,7 @@ class FeederLink:
 
 
 class FeederClient:
-    """Call functions of `Calls`: in a feeder's process if reading the places needs a server, else in this process.
+    """Call functions of `Calls`: in a feeder's process if a server is needed to read `places`, else in this process.
 
     The first call starts the feeder; a later call starts another feeder if the first has ended.
 

@@ -1,7 +1,8 @@
 """Run a module in a process that `launch` starts: `python -P child.py -m MODULE PROGRAM NUMBER...`.
 
 This script is run as a file, since perhaps only the program's `sys.path` leads to streamload. PROGRAM is a descriptor
-of a pickle of the program's `sys.path` and `sys.argv`; a `PYTHONPATH` would also reach programs that user code starts.
+of a pickle of the program's `sys.path` and `sys.argv`; `PYTHONPATH` is not used, since programs that user code starts
+would inherit it.
 """
 
 import importlib

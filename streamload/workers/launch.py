@@ -29,7 +29,7 @@ WORKER = "streamload.workers.worker_start"
 PROGRESS_BYTES = 16
 """The size of a worker's progress, two numbers: the current row and task."""
 
-_WORDS_SHOWN = 4000
+_LAST_WORDS_BYTES = 4000
 _PR_SET_PDEATHSIG = 1
 STACK_SIGNAL = signal.SIGUSR2
 """The signal that makes a process write its stack to its last words, even in a C function that never returns."""
@@ -67,8 +67,8 @@ class Child:
     def last_words(self, start: int | None = None) -> str:
         """Return the process's last words from the offset `start` on, by default their end."""
         if start is None:
-            start = max(0, os.fstat(self.words).st_size - _WORDS_SHOWN)
-        return os.pread(self.words, _WORDS_SHOWN, start).decode(errors="replace").strip()
+            start = max(0, os.fstat(self.words).st_size - _LAST_WORDS_BYTES)
+        return os.pread(self.words, _LAST_WORDS_BYTES, start).decode(errors="replace").strip()
 
     def wait(self, timeout_s: float) -> int | None:
         """Wait for the process; return its exit status, negative for a signal, or None on a timeout."""
@@ -76,7 +76,7 @@ class Child:
         while self._status is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # the program itself waits for all of its children
+            except ChildProcessError:  # the program itself has waited for all of its children
                 pid, status = self.pid, 0
             if pid:
                 self._status = os.waitstatus_to_exitcode(status)
