@@ -39,7 +39,7 @@ class Logged(NamedTuple):
 
 
 def forward_records(send: Callable[[Logged], None]) -> None:
-    """Pass this process's records to `send` instead of handlers, even those that the user's modules add."""
+    """Pass this process's log records to `send` instead of handlers, even handlers that the user's modules add."""
     owner, call_handlers = os.getpid(), logging.Logger.callHandlers
 
     def forward(logger: logging.Logger, record: logging.LogRecord) -> None:

@@ -123,7 +123,7 @@ class RandomAccess:
             with self._lock:
                 for shard in range(len(self._listing.shards)):
                     if shard % _TABLES_AT_ONCE == 0:
-                        self._have_tables(range(shard, min(shard + _TABLES_AT_ONCE, len(self._listing.shards))))
+                        self._ensure_tables(range(shard, min(shard + _TABLES_AT_ONCE, len(self._listing.shards))))
                     table = self.tables.at_hand(shard)
                     fields.update(() if table is None else table.fields)
                 counts = self.tables.counts.values.tolist()
@@ -144,10 +144,10 @@ class RandomAccess:
         """
         with self._lock:
             shards = list(dict.fromkeys(block.shard.tolist()))
-            self._have_tables(shards)
+            self._ensure_tables(shards)
             planned = locate(block, self.tables, fields, verify=verify)
             read_shards = planned.table.read_shards()
-            opened = {shard: self._opened(shard) for shard in read_shards if shard not in self._remote}
+            opened = {shard: self._open_shard(shard) for shard in read_shards if shard not in self._remote}
             places: list[tuple[int, int, int]] = []
             for column in planned.table.columns() if len(opened) < len(read_shards) else ():
                 chosen = ~np.isin(column.shards, list(opened)) & (column.sizes > 0)
@@ -160,21 +160,21 @@ class RandomAccess:
     def error(self, failure: RowFailure) -> SampleError | ShardChangedError:
         """Return the error for a sample that failed."""
         with self._lock:
-            self._have_tables([failure.shard])
+            self._ensure_tables([failure.shard])
             table = self.tables.find_joined(failure.shard)
             assert table is not None, "the row was located by this table"
         failure = with_fields(failure, table, frozenset(self._listing.sidecar_fields))
         return sample_error(failure, self.tables.url(failure.stored_in), table.key(failure.sample))
 
     def close(self) -> None:
-        """Close local shards, and end the process that reads remote shards; each is replaced on demand."""
+        """Close local shards, and end the process that reads remote shards; both are reopened on demand."""
         with self._lock:
             for opened in self._open.values():
                 opened.close()
             self._open.clear()
             self._client.close()
 
-    def _have_tables(self, shards: Sequence[int]) -> None:
+    def _ensure_tables(self, shards: Sequence[int]) -> None:
         missing = [] if self._client.is_here else self.tables.hold(self.tables.with_sidecars(shards))
         tables = self._client.call("read_tables", missing) if missing else ()
         for shard, table in zip(missing, tables, strict=True):
@@ -182,11 +182,11 @@ class RandomAccess:
             self.tables.add(shard, table)
         for shard in shards:
             if self.tables.at_hand(shard) is None and self.tables.find(shard) is None:
-                opened, url = self._opened(shard), self.tables.url(shard)
+                opened, url = self._open_shard(shard), self.tables.url(shard)
                 table = scan_file(opened.descriptors[shard], opened.listed(shard)[1], url)
                 self.tables.add(shard, table)
 
-    def _opened(self, shard: int) -> OpenShards:
+    def _open_shard(self, shard: int) -> OpenShards:
         if shard not in self._open:
             listed, opened = self._listing.shard(shard), OpenShards(maps=False)
             opened.add(shard, listed.url, listed.bytes, open_listed(listed))
@@ -205,9 +205,9 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
     `ConcatDataset`, or in a notebook. To iterate over all samples, prefer `StreamLoader`: it reads larger pieces,
     decodes in its own processes, and can be resumed.
 
-    Each process opens shards at its first sample, so a dataset can be forked or pickled; its functions may be
-    lambdas. It is thread-safe. If a subclass overrides `__getitem__`, each sample is read
-    separately, even for a DataLoader's batch.
+    Each process opens shards at its first sample, so a dataset can be forked or pickled; its functions may be lambdas.
+    It is thread-safe. If a subclass overrides `__getitem__`, each sample is read separately, even for a DataLoader's
+    batch.
 
     Args:
         urls: paths, patterns or folders, as for `StreamLoader`. Shards must not be compressed as a whole. Remote shards
@@ -229,6 +229,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
     Raises:
         TypeError, ValueError: an argument is invalid, or a shard is compressed as a whole.
         ShardNotFoundError: a shard does not exist, or a pattern matches nothing.
+        StorageError: a shard or an index cannot be read.
         ShardFormatError: a shard without an index is damaged.
         DatasetIndexError: an index is damaged, for other shards, or missing but required; or folders give different
             classes the same label in their `classes.json`.
@@ -267,13 +268,13 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
                         url=shard.url,
                     )
             with closing(RandomAccess(listing, client)) as access:
-                counts, fields_there = access.counts_and_fields()
+                counts, existing_fields = access.counts_and_fields()
                 skipped_members = SkippedMembers()
                 skipped_members.inspect(access.tables.skipped)
                 if not sum(counts):
                     skipped_members.explain_emptiness()
-                options.check_fields_exist(fields_there)
-                refuse_unused_decoders(options, fields_there)
+                options.check_fields_exist(existing_fields)
+                refuse_unused_decoders(options, existing_fields)
                 client.check_classes({"": portion}, [listing], options)
             selected = None if where is None else np.flatnonzero(client.select(portion.selection, listing))
         self._options, self._listing, self._selected = options, listing, selected
@@ -329,7 +330,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
             DatasetIndexError: a sample has no integer `cls`.
             StreamloadError: a shard or its index cannot be read.
         """
-        labels = self._here().labels()
+        labels = self._own_access().labels()
         return labels if self._selected is None else labels[self._selected]
 
     def close(self) -> None:
@@ -360,7 +361,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         samples = numbers - np.concatenate(([0], self._ends))[shards]
         rows = len(numbers)
         block = RowBlock(np.array([0, rows]), shards.astype(np.int64), samples.astype(np.int64), np.array([rows]))
-        access = self._here()
+        access = self._own_access()
         planned, data = access.rows(block, self._job.fields, verify=self._options.verify)
         work = self._maker().make(planned.table, data, _FromTorch(), keys=planned.keys)
         failed = min(work.failures, default=rows)
@@ -382,7 +383,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         numbers = np.where(numbers < 0, numbers + len(self), numbers)
         return numbers if self._selected is None else self._selected[numbers]
 
-    def _here(self) -> RandomAccess:
+    def _own_access(self) -> RandomAccess:
         """Return this process's `RandomAccess`, created at the first use."""
         if self._access is None or self._access.process_id != os.getpid():
             client = FeederClient(self._options.storages, listing_places(self._listing))

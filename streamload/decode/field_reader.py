@@ -31,11 +31,11 @@ _INT64_DIGITS = 18  # every number with this many digits fits an int64
 # With fewer rows per shard, reading row by row is faster than shard by shard.
 _ROWS_PER_SHARD = 8
 
-# Rows above this size are copied one by one, smaller ones by one indexing operation per shard.
+# Rows of at least this size are copied one by one, smaller ones by one indexing operation per shard.
 _ROW_BY_ROW_BYTES = 1024
 
-# Fields above this size, except npy arrays of equal size, are read one by one: a call costs little next to the copy,
-# and no other pages are mapped.
+# Fields above this size, except npy arrays of equal size, are read one by one: a read call costs little next to the
+# copy, and maps no surrounding pages.
 _VIEWED_BYTES = 32 << 10
 
 # Decoded arrays below this size are copied to their batch together, which is faster.
@@ -47,10 +47,10 @@ class ShardReader(ABC):
 
     @abstractmethod
     def read(self, shard: int, start: int, size_bytes: int) -> bytes:
-        """Return the bytes from `start` on; fewer if the shard ends earlier.
+        """Return `size_bytes` bytes from `start` on; fewer if the shard ends earlier.
 
         Raises:
-            OSError: the storage cannot read them.
+            OSError: the shard cannot be read.
         """
 
     @abstractmethod
@@ -67,15 +67,15 @@ class ShardReader(ABC):
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
-        """Return bytes that hold many fields, and the offset of each; None to read them one by one."""
+        """Return memory with the fields, and each field's offset in it; None to read the fields one by one."""
 
 
 Progress = memoryview | list[int]
-"""Holds the current row as its first item; in shared memory (a memoryview), it survives a crash."""
+"""Holds the current row as its first item. A memoryview of shared memory stays readable if the process crashes."""
 
 
 class RowError(Exception):
-    """Raised if a row fails outside of user code; `kind` names a class of `streamload.errors`."""
+    """Raised if a field is missing or cannot be read; `kind` names a class of `streamload.errors`."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -89,10 +89,8 @@ class Work:
     Attributes:
         keys: the rows' keys, if samples hold them.
         progress: set to each row's number before the row is processed.
-        failures: the failures by row.
         named_s: seconds by stage and name, such as "decode_s/jpg".
         rows: the resulting values; undefined for failed rows.
-        rows_per_shard: the average number of rows per shard.
         any_missing: at least one row lacks a field.
     """
 
@@ -125,7 +123,7 @@ class Work:
         failed: Callable[[int, Exception], RowFailure],
         numbers: range | None = None,
     ) -> None:
-        """Run an action over rows that have not failed; if it raises, the current row fails and the next follows."""
+        """Pass unfailed rows to an action; if it raises, fail the current row and call it again for the rest."""
         progress, failures = self.progress, self.failures
 
         def left() -> Iterator[int]:
@@ -178,7 +176,7 @@ class FieldReader:
         return all(decodes_as_built_in(name, self._job.decode) for name in column.alternatives)
 
     def is_absent(self, column: Column, row: int) -> bool:
-        """Return True if the sample lacks an optional field."""
+        """Return True if a row lacks the field, and the field is optional."""
         is_optional = self._job.fields is None or column.name in self._job.optional_fields
         return is_optional and column.offsets.item(row) == MISSING
 
@@ -290,7 +288,7 @@ class FieldReader:
                 elif not is_built_in:
                     batch = list(map(owned, batch))
             batches[start] = batch
-            values[start:end] = [None] * len(block)  # later values reuse this memory, still in the CPU's caches
+            values[start:end] = [None] * len(block)  # frees memory for the next values, while it is in the CPU's caches
         return batches
 
     def _row_reader(
@@ -328,13 +326,13 @@ def field_of(column: Column, row: int) -> str:
 
 
 class _Gathered(NamedTuple):
-    """The bytes of a field of many rows, in the memory of their shards.
+    """The bytes of a field of many rows, in one mapping or copy for each shard.
 
     Attributes:
         shards: int64[rows], the shard of each row.
         groups: each shard with its rows.
-        memory: the memory by shard.
-        starts: int64[rows], the offset of each row's field in its shard's memory.
+        memory: the mapping or copy by shard.
+        starts: int64[rows], the offset of each row's field in `memory`.
     """
 
     shards: NDArray[np.int64]
@@ -377,7 +375,7 @@ def _copy(gathered: _Gathered, out: NDArray[Any]) -> None:
 def _arrays(
     column: Column, gathered: _Gathered, blocks: list[NDArray[Any]] | None
 ) -> NDArray[Any] | dict[int, NDArray[Any]] | None:
-    """Copy C-order arrays with equal headers to their batches' memory if they fit, else new memory; None for others."""
+    """Copy C-order npy arrays of equal headers to their batches' memory, else to new memory; None for others."""
     (shards, _, memory, starts), size = gathered, int(column.sizes[0])
     first = memory[int(shards[0])][int(starts[0]) :][:size]
     try:
@@ -427,7 +425,7 @@ def _integers(column: Column, gathered: _Gathered) -> NDArray[np.int64] | None:
 
 
 def _fields(column: Column, gathered: _Gathered, kind: type[Encoded]) -> Iterator[Encoded]:
-    """Return an iterator over the fields' bytes that can continue after a failed row."""
+    """Return an iterator over the fields' bytes; after a failed row it continues with the next."""
     convert, size = bytearray if kind is bytearray else bytes, int(column.sizes[0])
     if size <= _ROW_BY_ROW_BYTES and (column.sizes == size).all():
         # One bulk copy overlaps the cache misses of many fields.
@@ -441,7 +439,7 @@ def _fields(column: Column, gathered: _Gathered, kind: type[Encoded]) -> Iterato
 
 
 class OpenShards(ShardReader):
-    """Read shards by open descriptors, which are closed with this object at the latest.
+    """Read shards by open descriptors; deleting this object closes them.
 
     Args:
         maps: map shards; False in a process that must survive their truncation.

@@ -27,8 +27,8 @@ OwnTransforms = tuple[tuple[int, Transform | None], ...]
 
 OnError = Literal["raise", "skip", "replace"]
 
-# Tables of at least this many rows are packed for sending: what exceeds the socket's buffer is sent only
-# once the worker reads.
+# Tables of at least this many rows are packed for sending: the part of a message that exceeds the
+# socket's buffer is sent only when the worker reads.
 _PACKED_ROWS = 256
 
 # NumPy sorts 16-bit integers by radix, in a fraction of the time.
@@ -61,7 +61,6 @@ class RowTable:
     Attributes:
         values: int64[rows, width]: shard, sample and repeat of the row; then, for each column, its offset and
             size, plus alternative, crc32 and shard if present.
-        kinds: describes the columns.
     """
 
     values: NDArray[np.int64]
@@ -292,7 +291,7 @@ class RowFailure(NamedTuple):
     Attributes:
         kind: the name of the error's class in `streamload.errors`.
         fatal: a bug in the program, a failed collation, or a shard changed while in use; never skipped.
-        offset: the first byte of the field, or MISSING.
+        offset: the first byte of the field (of the first field if `field` is None), or MISSING.
         missing_field: the sample lacks the field.
         stored_in: the number of the shard or sidecar that holds the field.
     """
@@ -350,7 +349,6 @@ class TaskCosts(NamedTuple):
         delayed: time within `busy` spent ready to run, but waiting for a CPU.
         named: seconds by stage and name, such as "decode_s/jpg".
         started: the start by `perf_counter`.
-        process: the worker's process id.
     """
 
     decode: float = 0.0

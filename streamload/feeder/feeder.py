@@ -1,6 +1,7 @@
 """Plan, fetch and schedule the batches of one trainer, and send them in order.
 
-The feeder may run in a process of its own, or in the trainer's thread. Only fetching needs a running event loop.
+The feeder may run in a process of its own, or in the trainer's thread. Only fetches and worker processes need a running
+event loop.
 """
 
 from __future__ import annotations
@@ -42,9 +43,8 @@ class Feeder:
     """Plan one trainer's epochs, have workers run the tasks, and send the batches in order.
 
     Args:
-        configure: the settings of all epochs.
         send: sends messages to the trainer, as `AsyncChannel.send` does.
-        launched: workers that have been started already.
+        launched: worker processes to use, started earlier.
         shards: opens all shards, if this is the trainer's process.
     """
 
@@ -106,7 +106,7 @@ class Feeder:
     # -- the trainer -----------------------------------------------------------------------------------------------
 
     def handle(self, message: Any) -> None:
-        """Handle a message from the trainer, and run pending work. Failures are sent, not raised."""
+        """Handle a message from the trainer, and call `pump`. Failures are sent, not raised."""
         if isinstance(message, RowsDone | ScanDone):  # the trainer does the tasks itself
             self.pool.end_task(message)
             return
@@ -190,7 +190,7 @@ class Feeder:
             with self._failing():
                 self._stream.pump()
             if self.scans.feed():
-                self._fetch_soon()  # the epoch may await a failed shard, and perhaps no other event follows
+                self._fetch_soon()  # the epoch may wait for a failed shard, and no other event may follow
             while self.pool.has_room() and self.scans.submit_next(self.pool):
                 pass
             self._meter.record_state()
@@ -207,7 +207,7 @@ class Feeder:
     def _enough_for_window(self, fetcher: Fetcher) -> int:
         """Return a budget that holds the shuffle window, estimated from the shards known so far; 0 if unknown.
 
-        The budget covers the samples that wait to be drawn, and a part at each end of every lane.
+        The budget covers the samples that wait to be drawn, and a part at each end of every lane's window.
         """
         order, counts, requested = self._engine.settings.order, self.tables.counts.values, self._stream.requested
         known = [(int(counts[shard]), fetcher.state_of(shard).total_bytes) for shard in fetcher.fetched]
@@ -215,10 +215,10 @@ class Feeder:
         if not order.shuffle or requested is None or not sizes:
             return 0
         samples, data_bytes = map(sum, zip(*sizes, strict=True))
-        all_of_known, lanes_read = len(counts) / len(sizes), -(-order.lanes // requested.world_size)
-        waiting = min(order.window, samples * all_of_known / order.lanes) * lanes_read
+        shards_per_known, lanes_read = len(counts) / len(sizes), -(-order.lanes // requested.world_size)
+        waiting = min(order.window, samples * shards_per_known / order.lanes) * lanes_read
         edges_bytes = 2 * lanes_read * min(PART_BYTES, data_bytes / len(sizes))
-        held_bytes = min(data_bytes * all_of_known, waiting * data_bytes / samples + edges_bytes)
+        held_bytes = min(data_bytes * shards_per_known, waiting * data_bytes / samples + edges_bytes)
         return budget_for(int(_MARGIN * held_bytes))
 
     def _make_fetcher(self, fetching: Fetching, listing: Listing) -> Fetcher | None:
@@ -359,7 +359,7 @@ def work_in_words(worker: WorkerActivity, tables: Dataset) -> str:
 
 
 def fetching_in_words(fetcher: Fetcher) -> str:
-    """Describe the oldest request, for a log line; empty if there is none."""
+    """Describe the oldest request or index load, for a log line; empty if there is none."""
     oldest = next(iter(fetcher.transfers.running.values()), None)
     if oldest is None:
         loading = next(iter(fetcher.index_tables.loading), None)

@@ -51,7 +51,7 @@ def locate(
         fetcher: fetches the parts of remote and compressed shards.
 
     Raises:
-        DatasetIndexError: `verify` is set, and a shard's table has no checksums.
+        DatasetIndexError, StorageError: as for `Dataset.locate`; or `verify` is set, and a table has no checksums.
     """
     groups = _groups(block, tables)
     if fields is None:
@@ -86,7 +86,7 @@ def locate(
 class _Group(NamedTuple):
     """Rows that one table locates: their samples' numbers in the table, and the rows' numbers in the block.
 
-    The table is that of `shard`, or of a group of shards that includes `shard`.
+    The table is that of `shard` alone, or of a run of shards that includes `shard`.
     """
 
     table: ShardTable
@@ -114,7 +114,7 @@ def _parts(block: RowBlock, located: RowTable, fetcher: Fetcher) -> tuple[list[i
     read = located.read_shards()
     local = [shard for shard in read if shard not in fetcher.fetched]
     whole = [shard for shard in read if shard in fetcher.compressed]
-    keys, needing = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    keys, rows_of_keys = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for column in located.columns():
         rows = np.flatnonzero((column.offsets >= 0) & (column.sizes > 0))
         if local:
@@ -127,18 +127,18 @@ def _parts(block: RowBlock, located: RowTable, fetcher: Fetcher) -> tuple[list[i
         for step in range(int((last - first).max(initial=-1)) + 1):
             reaching = first + step <= last
             keys.append(shards[reaching] << NUMBER_BITS | first[reaching] + step)
-            needing.append(rows[reaching])
-    rows = np.concatenate(needing)
+            rows_of_keys.append(rows[reaching])
+    rows = np.concatenate(rows_of_keys)
     by_row = np.argsort(rows, kind="stable")
     joined = np.concatenate(keys)[by_row].tolist()
     ends = np.searchsorted(rows[by_row], block.batch_edges).tolist()
     return tuple(list(dict.fromkeys(joined[start:end])) for start, end in pairwise(ends))
 
 
-def _fill(column: Column, group: _Group, own: NDArray[np.int64]) -> None:
+def _fill(column: Column, group: _Group, row_shards: NDArray[np.int64]) -> None:
     table, rows = group.table, group.rows
     members = table.column(column.alternatives)[group.samples]
-    column.shards[rows] = own[rows]
+    column.shards[rows] = row_shards[rows]
     if len(table.member_offset) == 0:
         column.offsets[rows] = MISSING
         return

@@ -87,10 +87,9 @@ class BatchStream:
 
     The first batches of the next epoch are made while the trainer uses the last ones of the current epoch, and
     announced when the next epoch is requested. A failure while working ahead is dropped; it recurs in that epoch. If
-    the trainer leaves its epoch or requests any but the next, all unannounced batches are dropped.
+    the trainer leaves its epoch or requests any epoch but the next, all unannounced batches are dropped.
 
     Args:
-        engine: the components of the feeder.
         send_ready: announces batches of the requested epoch; its second argument is True with the last ones.
         works_ahead: begin the next epoch before it is requested.
 
@@ -108,7 +107,7 @@ class BatchStream:
         self.requested: EpochStart | None = None
         self._in_progress = False  # True until all of the requested epoch is announced
         self._ahead: Lookahead | None = None  # plans the requested epoch, then the next one
-        self._batches: deque[Batch] = deque()  # in order, from their task until they are announced
+        self._batches: deque[Batch] = deque()  # submitted and not yet announced, in order
         self.untaken = 0
         self.tasks: dict[int, list[Batch]] = {}
 
@@ -284,7 +283,6 @@ class Batch:
         parts: the keys of the parts to read.
         finished: for the last batch of a block, the shards that no later block needs.
         slot: set when the batch has a task, and removed if the batch is dropped.
-        done: the worker's answer.
     """
 
     start: EpochStart
@@ -327,7 +325,7 @@ class TaskSize:
         if self._row_s:
             by_time = int(min(_RUN_S / (self._row_s * batch_rows), _BATCHES_IN_FLIGHT // tasks))
             run = max(1, min(by_time, _RUN_BYTES // self._slot_bytes, self._most_run_rows // batch_rows))
-        # At most half of `most`, since a task waits until all its batches fit, and acknowledgements are late.
+        # At most half of `most`, since a task waits until all its batches fit, and one message acknowledges several.
         return min(run, max(1, most // 2)), min(max(settings.prefetch_batches, run * tasks), most)
 
 
@@ -335,8 +333,8 @@ class Lookahead:
     """Plan the batches of an epoch, and return each as soon as its bytes are resident.
 
     One block of rows at a time is planned for a local dataset. If bytes must be fetched, further blocks are planned
-    while the fetcher has too few requests to be busy. The parts that a batch has used are held until the plan has
-    passed their samples.
+    while fewer parts are missing than may be requested at once. The parts that a batch has used are held until the plan
+    has passed their samples.
     """
 
     def __init__(self, engine: Engine, start: EpochStart) -> None:
@@ -399,7 +397,7 @@ class Lookahead:
         return batch
 
     def release_finished(self) -> None:
-        """Close the shards that no later batch needs. All batches that were taken must have tasks."""
+        """Close the shards that no later batch needs. Taken batches must have tasks."""
         finished, self._finished = self._finished, []
         if finished:
             finished = self._tables.with_sidecars(finished)
@@ -567,7 +565,6 @@ class Scans:
 
     Args:
         tables: receives the counts and tables.
-        fetcher: fetches the parts of remote and compressed shards.
         keeps: keep scanned parts while there is room, because their rows come next.
 
     Attributes:
@@ -626,7 +623,7 @@ class Scans:
         fetcher, failed = self._fetcher, False
         if fetcher is None or not self._arriving:
             return False
-        # A bound, so that later shards do not take the room of earlier ones.
+        # The number of parts to request, bounded so that later shards do not take the room of earlier ones.
         left = max(1, min(SCANNED_PARTS, fetcher.window.budget_bytes // SCANNED_PARTS_SHARE // PART_BYTES))
         # Only the first shards: thousands may follow.
         for number, (shard, arriving) in enumerate(list(itertools.islice(self._arriving.items(), SCANNED_PARTS))):
@@ -701,7 +698,7 @@ class Scans:
         return task
 
     def _next_piece(self) -> ScanTask | None:
-        """Return a task for the first shard with enough bytes; hold their parts until the task ends."""
+        """Return a task for the first shard with enough bytes; hold the bytes' parts until the task ends."""
         for shard, arriving in itertools.islice(self._arriving.items(), SCANNED_PARTS):
             if self._fetcher is None or not arriving.is_ready:
                 continue

@@ -38,7 +38,7 @@ R = TypeVar("R")
 PIXEL_LIMIT = 178_956_970
 """Maximum pixels of an image, as in Pillow; checked in the header before memory is allocated."""
 
-_WHOLE_SCANS_LIMIT = 32  # encoders write about 10; a small file with thousands would take hours to decode
+_WHOLE_SCANS_LIMIT = 32  # encoders write about 10 scans; a small file with thousands would take hours to decode
 _WARNING_FORMATS = ("TIFF", "GIF")
 _TIFF_BITS_PER_SAMPLE = 258
 _PNG_METADATA = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
@@ -96,7 +96,7 @@ def readable_jpeg_header(data: memoryview) -> JpegHeader | None:
     """Return the header of a JPEG that simplejpeg can decode; None for any other file.
 
     Raises:
-        ValueError: the image has too many pixels, or scans.
+        ValueError: the image has too many pixels or scans.
     """
     header = jpeg_header(data)
     if header is None:
@@ -125,7 +125,7 @@ def _open(data: memoryview) -> ImageFile:
     """Read the header with the Pillow plugin that the first bytes select.
 
     Unlike `PIL.Image.open`, which tries all formats, this never starts other programs, and does not warn about large
-    images, which raise an error.
+    images, which `_check_size` refuses.
     """
     from PIL.Image import DecompressionBombError
 
@@ -170,7 +170,7 @@ def _damage_is_error(image_format: str | None) -> Iterator[None]:
 
 
 def read_with_pillow(data: memoryview, read: Callable[[ImageFile], R], pixel_limit: int = PIXEL_LIMIT) -> R:
-    """Apply a function to an image whose header Pillow has read; `load()` reads the pixels.
+    """Open an image with Pillow, and return `read(image)`; only `load()` reads its pixels.
 
     Raises:
         ValueError: unknown format, too large, damaged or truncated.

@@ -56,7 +56,7 @@ Columns = dict[str, NDArray[Any]]
 COLUMNS_FILE = "columns.npz"
 CLASSES_FILE = "classes.json"
 MOST_CLASSES_BYTES = 256 << 20
-# Names of the columns that are derived from tables; after the last two, a field's name follows.
+# Names of the columns that are derived from tables; the last two are prefixes of a field's name.
 KEY, KEY_HASH, LABEL, SIZE, PRESENT = "key", "key hash", "label", "size.", "has."
 
 _TO_THE_END = 1 << 62
@@ -83,14 +83,13 @@ class Dataset:
     from scans are kept.
 
     Args:
-        listing: the shards.
         storages: for the indexes.
-        budget_bytes: the memory budget; tables of indexes take a sixteenth of it, between 32 and 256 MiB, unless
+        budget_bytes: the memory budget; tables of indexes take up to a sixteenth of it, between 32 and 256 MiB, unless
             more are needed at once.
 
     Attributes:
         counts: the number of samples of each shard, as far as known.
-        skipped: the number of skipped members, by reason, in the shards counted so far.
+        skipped: the number of skipped members, by reason, in the shards counted by this object.
     """
 
     def __init__(self, listing: Listing, storages: Storages | None = None, *, budget_bytes: int | None = None) -> None:
@@ -133,7 +132,7 @@ class Dataset:
         """Return a shard's table, and record its count; None if unscanned. Blocks unless `fetch` was called before.
 
         Raises:
-            DatasetIndexError: the index is damaged or belongs to another shard.
+            DatasetIndexError: the index is damaged, was replaced, or lacks the shard.
             StorageError: the index cannot be read.
         """
         if shard in self._tables:
@@ -186,11 +185,11 @@ class Dataset:
         return located
 
     def at_hand(self, shard: int) -> ShardTable | None:
-        """Return a shard's table; None if it must first be read or scanned."""
+        """Return a shard's table; None if it must first be read or scanned. Raises as `find`."""
         return None if self.needs_read(shard) else self.find(shard)
 
     def hold(self, shards: Collection[int]) -> list[int]:
-        """Drop no table of these shards until the next call; return the shards whose tables must be read."""
+        """Retain the tables of these shards until the next call; return the shards whose tables must be read."""
         indexed = (shard for shard in shards if self.listing.shard(shard).index_folder is not None)
         self._needed = frozenset([*shards, *(self._place(shard)[0] for shard in indexed)])
         return [shard for shard in shards if self.needs_read(shard)]
@@ -216,7 +215,7 @@ class Dataset:
         return self.find(shard)
 
     def add(self, shard: int, table: ShardTable) -> None:
-        """Keep the table of a whole shard."""
+        """Add the table of a whole shard."""
         self._count(shard, table)
         self._tables[shard] = table
         if self.listing.shard(shard).index_folder is not None:  # its table was read elsewhere, and can be read again
@@ -248,7 +247,7 @@ class Dataset:
         return growing.resume, growing.needs
 
     def stretches(self, number: int, samples: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Convert ranges of a shard's samples to those of its sidecar `number`; unchanged until all tables are read."""
+        """Convert ranges of samples to those of sidecar `number`; unchanged for a shard, or while tables are unread."""
         owner = self.listing.owner(number)
         table = self.at_hand(owner)
         if owner == number or table is None or any(map(self.needs_read, self._sidecars[owner])):
@@ -310,10 +309,11 @@ class Dataset:
         self._runs[group] = group.unpack(content)
         self._drop_others(group, 2 * len(content))  # twice: the shards' own tables take about as much
 
-    def _drop_others(self, held: TableGroup | int, size_bytes: int) -> None:
-        self._sizes_bytes[held] = size_bytes
+    def _drop_others(self, newest: TableGroup | int, size_bytes: int) -> None:
+        """Record the size of new tables, and drop the least recently used ones beyond the limit."""
+        self._sizes_bytes[newest] = size_bytes
         excess_bytes = sum(self._sizes_bytes.values()) - self._most_bytes
-        for oldest in [each for each in self._sizes_bytes if each not in self._needed and each != held]:
+        for oldest in [each for each in self._sizes_bytes if each not in self._needed and each != newest]:
             if excess_bytes <= 0:
                 break
             excess_bytes -= self._sizes_bytes.pop(oldest)
@@ -390,9 +390,9 @@ def _joined_table(
     """Return a shard's table with its sidecars' fields; the shard comes first in each argument."""
     fields = tuple(dict.fromkeys(name for table in tables for name in table.fields))
     members, samples, of_field = [], [], []
-    for table, theirs in zip(tables, matched, strict=True):
-        rows = np.flatnonzero(theirs != MISSING)
-        first, after = table.sample_start[theirs[rows]], table.sample_start[theirs[rows] + 1]
+    for table, own_numbers in zip(tables, matched, strict=True):
+        rows = np.flatnonzero(own_numbers != MISSING)
+        first, after = table.sample_start[own_numbers[rows]], table.sample_start[own_numbers[rows] + 1]
         members.append(stretches(first, after))
         samples.append(np.repeat(rows, after - first))
         renumbered = np.array([fields.index(name) for name in table.fields], np.uint16)
@@ -423,7 +423,7 @@ async def read_shard(
     labels: bool = False,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> ReadShard:
-    """Read a shard strictly. Memory holds a few megabytes, and the largest sample of a remote or compressed shard.
+    """Scan a whole shard strictly, in a few megabytes of memory, plus the largest sample if remote or compressed.
 
     Args:
         storage: the shard's storage.
@@ -458,7 +458,7 @@ async def read_shard(
 def scan_local(storage: Storage, url: str, *, every_byte: bool = False, labels: bool = False) -> ReadShard | None:
     """Scan a local uncompressed shard on this thread, with the options of `read_shard`; None for any other shard.
 
-    Only headers and labels are read, unless `every_byte` is set.
+    Unless `every_byte` is set, only headers and requested labels are read.
 
     Raises:
         StorageError: the shard cannot be read.
@@ -515,7 +515,7 @@ def read_labels(listing: Listing, storages: Storages) -> Labels:
     """Read the labels of all samples from the index. Blocks.
 
     Raises:
-        DatasetIndexError: a shard's index is missing, damaged, without labels, or of other shards.
+        DatasetIndexError: a shard is in no index, or its index is damaged or has no labels.
         StorageError: an index cannot be read.
     """
     for shard in listing.shards:
@@ -569,7 +569,7 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
     """
     stored = [name for name in names if name not in _NOT_OF_FIELDS and not name.startswith((SIZE, PRESENT))]
     others = [name for name in names if name not in stored]
-    columns = _stored(listing, storages, stored) if stored else {}
+    columns = _stored_columns(listing, storages, stored) if stored else {}
     if not others and listing.counts is not None:
         return columns, np.array(listing.counts, np.int64)
     fields: set[str] = set()
@@ -647,7 +647,7 @@ def _key_hashes(table: ShardTable) -> NDArray[np.uint64]:
     return np.add.reduceat(terms, table.key_start[:-1]) * (lengths > 0)
 
 
-def _stored(listing: Listing, storages: Storages, names: Sequence[str]) -> Columns:
+def _stored_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> Columns:
     folders = dict.fromkeys(shard.index_folder for shard in listing.shards)
     files = {folder: _read_columns(listing.indexes[folder], storages) for folder in folders if folder is not None}
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
@@ -734,7 +734,7 @@ def update_columns(storage: Storage, index: DatasetIndex, columns: Mapping[str, 
 
 
 def read_class_names(folders: Sequence[str], storages: Storages) -> tuple[str, ...] | None:
-    """Read the names of classes by number; None if no folder has a `classes.json`. Blocks.
+    """Read the names of classes by label; None if no folder has a `classes.json`. Blocks.
 
     Raises:
         DatasetIndexError: a file is damaged, or two folders have different names.

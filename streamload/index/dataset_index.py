@@ -64,7 +64,7 @@ _INT64, _UINT32, _UINT16, _UINT8 = (np.dtype(code) for code in ("<i8", "<u4", "<
 
 
 class NotAnIndexError(DatasetIndexError):
-    """Raised if another tool wrote the file that should be an index."""
+    """Raised for an `index.json` that streamload did not write."""
 
 
 def index_error(why: str, url: str, offset: int | None = None) -> DatasetIndexError:
@@ -116,7 +116,7 @@ class TableRun(NamedTuple):
 
     Attributes:
         table: the samples of all shards in order, with offsets relative to each sample's shard.
-        firsts: the row of each shard's first sample, followed by the number of samples.
+        firsts: the row of each shard's first sample, followed by the number of all samples.
         shard_bytes: the size of each shard.
         about: the JSON of each table.
     """
@@ -145,7 +145,7 @@ class TableRun(NamedTuple):
             key_start=keys - keys[0],
             member_crc32=None if table.member_crc32 is None else table.member_crc32[members],
             labels=None if table.labels is None else table.labels[start:end],
-            skipped=_described(self.about[number])[1],
+            skipped=_parse_about(self.about[number])[1],
         )
 
 
@@ -172,8 +172,8 @@ def _unpack(content: bytes, edges: Sequence[int]) -> TableRun:
     if (counts > _MAX_COUNT).any() or (stated + -stated % _ALIGNMENT != length).any() or (start % _ALIGNMENT).any():
         raise _TableError(f"a table has {length[0]} bytes, but its header states {stated[0]}")
     abouts = [content[at:end] for at, end in zip((start + about).tolist(), (start + stated).tolist(), strict=True)]
-    flags, fields = int(header["flags"][0]), _described(abouts[0])[0]
-    if (header["flags"] != flags).any() or any(_described(about)[0] != fields for about in {*abouts}):
+    flags, fields = int(header["flags"][0]), _parse_about(abouts[0])[0]
+    if (header["flags"] != flags).any() or any(_parse_about(about)[0] != fields for about in {*abouts}):
         raise _TableError("the tables have different fields")
     offset_at = start + _HEADER.size
     size_at = offset_at + 8 * members
@@ -221,13 +221,13 @@ def _unpack(content: bytes, edges: Sequence[int]) -> TableRun:
         key_start=joined_edges("key_start", key_at, key_bytes, rising=False),
         member_crc32=column(_UINT32, crc32_at, members) if flags & _CRC32 else None,
         labels=column(_INT64, label_at, samples) if flags & _LABELS else None,
-        skipped=_described(abouts[0])[1] if len(start) == 1 else {},
+        skipped=_parse_about(abouts[0])[1] if len(start) == 1 else {},
     )
     return TableRun(table, starts_of(samples).tolist(), shard_bytes.tolist(), abouts)
 
 
 @lru_cache(64)
-def _described(content: bytes) -> tuple[tuple[str, ...], Mapping[str, int]]:
+def _parse_about(content: bytes) -> tuple[tuple[str, ...], Mapping[str, int]]:
     try:
         about = json.loads(content)
         fields, skipped = about["fields"], about["skipped"]
@@ -249,12 +249,9 @@ class IndexedShard(NamedTuple):
     Attributes:
         name: the file's name, without a folder.
         bytes: the file's size; the table of a compressed shard has the decompressed size instead.
-        samples: the number of samples.
         etag: the version in the storage, if recorded.
         file: the table file in the index's folder; empty for a new entry.
         start: the table's offset in that file.
-        table_bytes: the table's size.
-        table_crc32: the table's checksum.
     """
 
     name: str
@@ -414,7 +411,7 @@ def _from_columns(folder: str, fields: tuple[str, ...], columns: Sequence[Any]) 
 
 
 def is_plain_name(*names: Any) -> bool:
-    """Return True for file names without a folder, so that no path from an index escapes its folder."""
+    """Return True if all are plain file names, so that no path from an index escapes its folder."""
     if not _are(names, {str}) or not {*names}.isdisjoint(_NO_NAMES):
         return False
     text = "".join(names)
@@ -513,7 +510,7 @@ class IndexFolder:
             )
 
     def remove(self, matches: Callable[[str], bool]) -> None:
-        """Remove entries with matching names; delete an index without entries.
+        """Remove entries with matching names, and the index if it is empty then.
 
         Raises:
             DatasetIndexError: the index is broken.

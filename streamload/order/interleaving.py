@@ -43,7 +43,7 @@ class Interleaving:
                 self.streams[0].grow(sequence.known_end, sequence.complete)
 
     def positions(self, lanes: IntArray, numbers: IntArray) -> IntArray:
-        """Return the positions of outputs; within each lane the numbers must ascend, across calls too."""
+        """Return the positions of outputs; a lane's numbers must ascend, across calls too."""
         lane_starts = np.zeros(1, np.int64) if self._bounds is None else self._bounds
         if not self._radius:
             return lane_starts[lanes] + numbers
@@ -68,7 +68,7 @@ class Interleaving:
         return separate.positions(pairs[0], pairs[1])[places.ravel()]
 
     def finished(self, least: int | None) -> list[int]:
-        """Return further shards that no lane needs from output `least` on; for None, all the rest."""
+        """Return newly finished shards, which no lane needs from output `least` on; for None, all the rest."""
         sequence = self.sequence
         if not sequence.complete and self._n_lanes > 1:
             return []
@@ -81,7 +81,7 @@ class Interleaving:
         return [int(shard) for shard in shards[first : self._finished]]
 
     def _find_last_uses(self) -> tuple[IntArray, IntArray]:
-        """Return each shard's greatest end position within a lane, ascending, and the shards."""
+        """Return each shard's greatest end position within a lane, ascending, and the shards in that order."""
         assert self._bounds is not None
         sequence = self.sequence
         starts_and_end = distinct(np.concatenate((sequence.edges, self._bounds)))
@@ -111,7 +111,7 @@ class Interleaving:
         return list(dict.fromkeys(sequence.order[runs[by_start]].tolist()))
 
     def unpassed(self, shard: int, least: int, most: int) -> list[tuple[int, int]]:
-        """Return half-open ranges of a shard that cover its samples among later outputs.
+        """Return half-open ranges of a shard's samples that cover those of later outputs.
 
         If shards repeat, runs not yet begun are left out: their parts can be fetched again. Every lane has reached
         output `least`, and no lane has passed output `most`.

@@ -2,9 +2,10 @@
 
 **Shares of a block.** In a block of B samples, dataset d gets the integer part of `B * share[d]`, and some datasets get
 an extra sample. Lay the fractional parts end to end; their total length is a whole number F. The points `t, t + 1, ...,
-t + F - 1`, t in [0, 1), lie in F different parts, whose datasets get the extra sample (systematic sampling). For a
-period P, the parts are rounded to multiples of 1/P. From block to block t advances by a fixed step that visits all P
-multiples in P blocks. So every dataset gets exactly its share in P blocks, and is at most a few samples off in between.
+t + F - 1`, t in [0, 1), lie in F different parts, whose datasets get the extra sample (systematic sampling). The
+parts are rounded to multiples of 1/P, with a period P of at most 4,096. From block to block t advances by a fixed step
+that visits all P multiples in P blocks. So every dataset gets exactly its rounded share in P blocks, and is at most a
+few samples off in between.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ class BlockShares:
 
     def __init__(self, shares: tuple[float, ...], block: int, epoch_size: int) -> None:
         self._block = block
-        self._whole, self._period, parts = _divided(shares, block)
+        self._whole, self._period, parts = _split_by_shares(shares, block)
         step = _step(self._period)
         shifts = np.arange(self._period, dtype=np.int64) * step % self._period
         self._extra = np.zeros((self._period + 1, len(shares)), np.int64)
-        self._extra[1:] = np.cumsum(_chosen(parts, self._period, shifts), axis=0)
+        self._extra[1:] = np.cumsum(_extra_samples(parts, self._period, shifts), axis=0)
         full, rest = divmod(epoch_size, block)
-        whole, period, parts = _divided(shares, rest)
+        whole, period, parts = _split_by_shares(shares, rest)
         self._full = full
-        self._last: IntArray = whole + _chosen(parts, period, np.zeros(1, np.int64))[0]
+        self._last: IntArray = whole + _extra_samples(parts, period, np.zeros(1, np.int64))[0]
         self.sizes: IntArray = self.before(np.array([full]))[0] + self._last
 
     def before(self, blocks: IntArray) -> IntArray:
-        """Count each dataset's samples before each of `blocks`, int64[len(blocks), D]; one past the last is allowed."""
+        """Count each dataset's samples before each block, int64[len(blocks), D]; one past the last block is allowed."""
         inside = np.minimum(blocks, self._full)
         periods, rest = np.divmod(inside, self._period)
         counts: IntArray = inside[:, np.newaxis] * self._whole + periods[:, np.newaxis] * self._extra[-1]
@@ -78,7 +79,7 @@ def _numbered(turns: IntArray, first: IntArray) -> IntArray:
     return numbers
 
 
-def _divided(shares: tuple[float, ...], size: int) -> tuple[IntArray, int, IntArray]:
+def _split_by_shares(shares: tuple[float, ...], size: int) -> tuple[IntArray, int, IntArray]:
     """Split `size` samples in proportion to shares.
 
     Returns:
@@ -90,8 +91,8 @@ def _divided(shares: tuple[float, ...], size: int) -> tuple[IntArray, int, IntAr
     fractions, total = np.maximum(exact - whole, 0.0), size - int(whole.sum())
     periods = np.arange(1, _LONGEST_PERIOD + 1)[:, np.newaxis]
     scaled = fractions * periods
-    exact = np.flatnonzero((np.abs(scaled - np.rint(scaled)) < 1e-6).all(axis=1))
-    period = int(exact[0]) + 1 if len(exact) else _LONGEST_PERIOD
+    fitting = np.flatnonzero((np.abs(scaled - np.rint(scaled)) < 1e-6).all(axis=1))
+    period = int(fitting[0]) + 1 if len(fitting) else _LONGEST_PERIOD
     ends = np.rint(np.cumsum(fractions) * period).astype(np.int64)
     if len(ends):
         ends[-1] = total * period
@@ -117,8 +118,8 @@ def _continued_fraction(numerator: int, denominator: int) -> list[int]:
     return terms
 
 
-def _chosen(parts: IntArray, period: int, shifts: IntArray) -> IntArray:
-    """Return the number of extra samples of each dataset, 0 or 1, for each shift, int64[len(shifts), D]."""
+def _extra_samples(parts: IntArray, period: int, shifts: IntArray) -> IntArray:
+    """Return each dataset's extra samples, 0 or 1, for each shift t in units of 1/period, int64[len(shifts), D]."""
     ends = np.cumsum(parts)
     points = (ends + shifts[:, np.newaxis]) // period
     before = np.concatenate((shifts[:, np.newaxis] // period, points[:, :-1]), axis=1)

@@ -23,13 +23,13 @@ class LoaderState:
     """A run's position, and the order that it reads. `from_json` checks values against the annotations.
 
     Attributes:
-        position: samples of the epoch's order that were delivered, over all ranks.
+        position: the number of delivered samples of the epoch's order, over all ranks.
         window: the shuffle's window in samples.
         fingerprint: the dataset's digest, from `fingerprint`.
         epoch_size: samples per epoch, if the loader has an `epoch_size` or weights.
-        weights: a name for the weights.
+        weights: a name or digest of the weights.
         sampler: the digest of a sampler's order.
-        mixture: the names and weights of several datasets.
+        mixture: the names and shares of its datasets.
         block: samples per block of a mixture.
         selection: a digest of the selected samples.
     """

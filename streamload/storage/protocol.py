@@ -85,7 +85,7 @@ Storage: TypeAlias = "LocalStorage | ObjectStorage | FilesystemStorage"
 
 WEB = ("http", "https")
 FAMILY = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "az", "abfss": "az", "adl": "az"}
-"""The kind of object store by protocol; fsspec handles all other protocols."""
+"""The kind of object store by protocol; fsspec handles all other remote protocols."""
 
 FAMILY |= dict.fromkeys(WEB, "http")
 

@@ -45,7 +45,7 @@ _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
 
 
 def expand_urls(urls: Urls) -> list[str]:
-    """Expand braces and `::` in a string, a path, or a list of them, in order.
+    """Split a string, a path, or each item of a list at `::`, and expand braces, in order.
 
     A backslash before a brace keeps that brace; in strings without braces a backslash is an ordinary character.
 
@@ -154,7 +154,6 @@ class Storages:
     Args:
         storage_options: options by name for all protocols, and dicts of options by protocol.
         filesystem: an fsspec filesystem that reads everything, by its own paths or urls of its own protocol.
-        retries: how requests are retried.
 
     Raises:
         TypeError: `storage_options` is not a dict with strings as keys, or `filesystem` is not a filesystem.

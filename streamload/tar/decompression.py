@@ -1,4 +1,4 @@
-"""Decompress a shard as it arrives, in bounded memory, with every checksum verified; bombs are refused.
+"""Decompress a shard as it arrives, in bounded memory; verify every checksum, and refuse bombs.
 
 A shard can hold several gzip members, zstd frames, xz or bzip2 streams, as parallel compressors write them. Zeros
 between and after gzip members and xz streams are skipped; other bytes after a stream are an error, and so is an early
@@ -101,7 +101,7 @@ PIECE_BYTES = 1 << 20
 """Maximum size of a decompressed piece."""
 
 _SLICE_BYTES = 64 << 10  # the input of one call of a decompressor; small, to bound copies and to locate damage
-_STEP_PIECES = 8  # the output of one call on the thread
+_STEP_PIECES = 8  # the maximum number of pieces that one call on the thread returns
 
 
 class Decompressor:

@@ -1,4 +1,4 @@
-"""Run the feeder in the caller's thread, for shards that are read without waiting."""
+"""Run the feeder in the caller's thread, for plain local shards and shards that only this process can read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_SHARD_BYTES = 1 << 40
 
 
 class CopiedShards(ResidentShards):
-    """Open plain local shards, and decompressed copies of all others, such as those in `memory://`."""
+    """Open plain local shards, and uncompressed copies of compressed or `memory://` shards."""
 
     def __init__(self, listing: Listing, storages: Storages) -> None:
         self._copied = fetched_shards(listing, storages)

@@ -1,4 +1,4 @@
-"""Make rows in the caller's process, for `num_workers=0`."""
+"""Do tasks in the caller's process, for `num_workers=0`."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class _Worker(WorkerLink):
     def __init__(self, pool: ProcessPool, number: int, child: Child) -> None:
         self.number = number
         self.child = child
-        on_message, on_lost = partial(pool.take, self), partial(pool.replace_lost, self)
+        on_message, on_lost = partial(pool.handle, self), partial(pool.replace_lost, self)
         self.channel = AsyncChannel(child.socket, lambda message, _: on_message(message), on_lost)
         send = partial(self.channel.send, close=True)
         super().__init__(send, pool.shards, pool.slots, descriptor_limit() // WORKER_SHARDS_SHARE)
@@ -64,7 +64,7 @@ class _Worker(WorkerLink):
 
 
 class ProcessPool(Pool):
-    """Worker processes on socket pairs, each with a current task and one waiting."""
+    """Do tasks in worker processes, each with a current task and a waiting one."""
 
     workers: list[_Worker]
 
@@ -151,7 +151,7 @@ class ProcessPool(Pool):
         while self._returned and (worker := self._least_busy()) is not None:
             worker.submit(self._returned.popleft())
 
-    def take(self, worker: _Worker, message: Logged | RowsDone | ScanDone | WorkerStarted) -> None:
+    def handle(self, worker: _Worker, message: Logged | RowsDone | ScanDone | WorkerStarted) -> None:
         """Handle a worker's message."""
         if isinstance(message, Logged):
             message.handle()  # this process forwards its log to the trainer

@@ -94,8 +94,9 @@ def walk(root: str, *, follow_links: bool) -> Tree:
 def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: bool | None) -> Source:
     """Return the samples of a folder, by split if it has splits. Only files of labels are opened.
 
-    If `by_stem` is True, files that share a stem are a sample, and `.cls` is its label; if False, folders are classes;
-    if None, the files decide. Raises OSError, and UsageError for ambiguous or missing files.
+    If `by_stem` is True, files that share a stem are a sample, and `.cls` is its label; if False, or with
+    `classes`, folders are classes; if None, the files decide. Raises OSError, and UsageError for ambiguous or missing
+    files.
     """
     layout = _layout(tree, by_stem=False if classes is not None else by_stem)
     by_class = [split for split, roots in layout.items() if not roots]
@@ -128,7 +129,7 @@ def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: b
 
 
 def _layout(tree: Tree, *, by_stem: bool | None) -> dict[str, Roots]:
-    """Return the roots of each split by the path of its folder; a split of class folders has no roots."""
+    """Return each split's roots by the path of its folder, "" without splits; a split of class folders has no roots."""
     folders, loose = tree.inside("")
     if not any(map(is_data, loose)):
         splits = _splits(folders)
@@ -200,7 +201,7 @@ def _stem(path: str) -> str:
 
 
 def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]) -> list[SourceSample]:
-    """Return a sample for each file in a split's class folders. Files of other than the most common kind are faults."""
+    """Return a sample for each file in a split's class folders. Only the most common kind of file gets a field."""
     names, loose = tree.inside(split)
     where = f"{tree.root!r}, {split!r}" if split else repr(tree.root)
     if data := [path for path in loose if is_data(path)]:

@@ -28,7 +28,7 @@ _NOT_IN_FIELDS = re.compile(r"[^a-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Say how to read a source. Fields are named like the command's options; if a field is None, the source decides."""
+    """Say how to read a source. Attributes are named like the command's options; if one is None, the source decides."""
 
     labels: str | None = None
     stems: bool | None = None
@@ -48,11 +48,9 @@ class SourceFile(NamedTuple):
     Attributes:
         path: the file's path, or the place of the value in its table.
         field: the field, or None if it cannot be packed.
-        content: the value of a table; None for files and rows.
+        content: a table's value as bytes; None for files and rows.
         size: the size when listed; -1 for a file that cannot be read.
-        mtime_ns: the modification time when listed.
         array: for a row, the name of its array; the row is stored as npy of `size` bytes. Otherwise None.
-        row: the number of the row.
     """
 
     path: str

@@ -60,7 +60,6 @@ class Table(NamedTuple):
     """A table in memory.
 
     Attributes:
-        path: the path of its file.
         columns: values by name.
         place: returns the place of a row, such as `line 3`.
         is_text: all values are strings, as in a csv.
@@ -170,7 +169,7 @@ def _labels(
 
 
 def _number(value: object) -> int | float | None:
-    """Return a value or text as a number; None if it is not one. Text with a leading zero (`01`) is a name."""
+    """Return a value or text as a number; None if it is not one. Text such as `01` or `1_2` is a name."""
     if isinstance(value, str) and not _CODE.match(value):
         for kind in (int, float):
             with suppress(ValueError):
@@ -197,7 +196,7 @@ def _choose(
         if _are_labels(table.columns[usual]):
             label = usual
         else:
-            notes.append(f"column {usual!r} does not look like labels, so it is not the label; --label-column sets it")
+            notes.append(f"column {usual!r} does not look like labels, so samples get none; --label-column uses it")
     free = [name for name in free if name not in (*files, label)]
     has_paths = any(isinstance(table.first(name), str) for name in files)
     rest: list[str] = []
@@ -376,7 +375,7 @@ def files_by_id(tree: Tree, labels: str, options: SourceOptions) -> Source:
 def open_table(path: str) -> Table:
     """Read a CSV, TSV, JSON lines or parquet file. Raises UsageError, OSError.
 
-    A CSV whose first line contains the path of an existing file has no header; its columns are path, label, 3, 4, ...
+    If the first line of a CSV or TSV has the path of an existing file, it is no header; columns are path, label, 3, ...
     """
     table = _read_parquet(path) if path.lower().endswith(".parquet") else _read_lines(path)
     if not any(table.columns.values()):
