@@ -160,7 +160,7 @@ Ray = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="Ray cluster to run on: HOST:PORT, or auto for this machine's. Nodes need the files at the same paths.",
+        help="Ray cluster: HOST:PORT, or auto (RAY_ADDRESS or this machine's). Nodes need the files at the same paths.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]

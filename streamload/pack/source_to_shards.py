@@ -107,7 +107,7 @@ def source_to_shards(
     records = pack_into(
         target,
         partial(_plan, opened, target, planned, resizing),
-        partial(_check, files, target.skip_bad),
+        partial(_report_faults, files, target.skip_bad),
         label="packing",
         unit="samples",
         splits=list(planned),
@@ -268,7 +268,7 @@ def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float],
     return {name: sorted(positions) for name, positions in chosen.items()}
 
 
-def _check(files: int, skip_bad: bool, records: Sequence[Record]) -> None:
+def _report_faults(files: int, skip_bad: bool, records: Sequence[Record]) -> None:
     faults = [fault for record in records for fault in record.faults]
     for path, reason in faults:
         say(f"{path}: {reason}")

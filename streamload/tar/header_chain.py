@@ -58,7 +58,7 @@ _UNBOUNDED_BYTES = 1 << 62
 _HEADERS_AT_ONCE = 500  # 256 kB, so that they stay in a cache of 1 MiB
 _ZERO = ord("0")
 _SIZE_OFFSET = 124
-_PADDED_FIELDS = np.array([100, 108, 116, 124, 136])
+_PADDED_FIELDS = np.array([100, 108, 116, 124, 136])  # mode, uid, gid, size and mtime
 _EIGHTS_6 = 8.0 ** np.arange(5, -1, -1)
 _EIGHTS_11 = 8.0 ** np.arange(10, -1, -1)
 
@@ -547,7 +547,7 @@ class HeaderChain:
         return size
 
     def _check_end(self, position: int) -> None:
-        """Check the end-of-archive marker, and the zeros up to the end of the record.
+        """Check the end-of-archive marker, and the zeros up to the end of tar's record.
 
         A preallocated file that was not written to its end also ends in zeros, and would pass for a shorter archive.
         """

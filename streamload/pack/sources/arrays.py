@@ -28,8 +28,8 @@ from streamload.write.shard_writer import encode_field
 ARRAYS_EXTENSIONS = (".npz", ".npy", ".pt", ".pth")
 
 _LABEL_NAMES = ("y", "label", "labels")
-_LONGEST_HEADER = 10_012
-_LENGTHS_AT = 26  # in a zip's local header
+_LONGEST_HEADER = 10_012  # of an npy file; `npy_layout` refuses longer ones
+_LENGTHS_AT = 26  # in a zip's local header: the offset of the lengths of the name and the extra field
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, struct.error, ValueError)
 
 
