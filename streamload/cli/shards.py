@@ -587,7 +587,7 @@ def bench_command(
 ) -> None:
     """Read shards with a StreamLoader, epoch after epoch, and report its speed and what limits it.
 
-    By default, it reads only the fields that all samples of the first shard have.
+    By default, the loader reads only the fields that all samples of the first shard have.
 
     Examples:
       streamload bench shards/train --shuffle --batch-size 256

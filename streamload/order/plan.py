@@ -1,7 +1,7 @@
 """Plan an epoch: one rank's rows, batch by batch, from any position of the epoch's order.
 
-The order is a pure function of the options, the epoch and the counts of the shards. It does not depend on the rank,
-the world size or the batch size, so a position saved under one world size can be resumed under another.
+The order is a pure function of the epoch, the counts of the shards, and the options except for the batch size and the
+treatment of a short last batch. So a position saved under one world size can be resumed under another.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ class EpochPlan:
     def unpassed(self, shard: int) -> list[tuple[int, int]]:
         """Return half-open ranges that cover a shard's samples in later batches.
 
-        Runs not yet begun are left out: their parts can be fetched again. In a lane that this rank reads, a range
-        begins at the next sample; in any other lane, at most a window earlier.
+        If shards repeat, runs not yet begun are left out: their parts can be fetched again. In a lane that this rank
+        reads, a range begins at the next sample; in any other lane, at most a window earlier.
         """
         if self._ended:
             return []
@@ -176,7 +176,7 @@ class EpochPlan:
     def take(self, max_rows: int) -> RowBlock | None:
         """Return the next batches, as many as `max_rows` and the counts allow, at least one; None at the end.
 
-        A call costs tens of microseconds, and more per lane: request thousands of rows at a time.
+        A call costs tens of microseconds: request thousands of rows at a time.
 
         Raises:
             RuntimeError: counts are missing; see `missing`.

@@ -249,12 +249,12 @@ def _aws_credentials(root: str, options: ObjectOptions) -> Any:
 _PIECE_BYTES = 512 << 10
 # A time of change younger than this identifies no version: an object may change twice within a second, and some servers
 # always answer "now".
-_RESOLVED_S = 60.0
+_LEAST_AGE_S = 60.0
 # Maximum number of stores, since each signed url has a store of its own.
 _MOST_STORES = 64
 _SIGNED_FOR = timedelta(hours=1)
 # The timeout of requests that are sent without obstore.
-_SILENT_S = 10.0
+_TIMEOUT_S = 10.0
 
 # Holds the id of the process that has used obstore; a fork lacks obstore's threads.
 _used_by: set[int] = set()
@@ -266,7 +266,7 @@ def _version(meta: Mapping[str, Any]) -> str | None:
     if etag is not None or changed is None:
         return quoted(etag)
     changed_s = changed.timestamp()
-    if changed_s <= 0 or time.time() - changed_s < _RESOLVED_S:
+    if changed_s <= 0 or time.time() - changed_s < _LEAST_AGE_S:
         return None
     return f'W/"{int(changed_s):x}-{meta["size"]:x}"'
 
@@ -528,7 +528,7 @@ class ObjectStorage:
         request = urllib.request.Request(address, headers={"Range": byte_range})  # noqa: S310  it is a web address
         for name, value in headers.items():
             request.add_unredirected_header(name, value)
-        response: HTTPResponse = urllib.request.urlopen(request, timeout=_SILENT_S, context=trust)  # noqa: S310
+        response: HTTPResponse = urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=trust)  # noqa: S310
         return response
 
 

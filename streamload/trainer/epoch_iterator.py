@@ -50,7 +50,7 @@ class Cursor:
     """The position of a loader.
 
     Attributes:
-        position: number of samples of the epoch's order that the loop has received, over all ranks.
+        position: the position in the epoch's order, over all ranks, after the loop's last batch.
         state: "left" if the user has ended the last pass early.
         epoch_to_come: the epoch of the next pass, if the user has named one.
     """
@@ -176,7 +176,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         Raises:
             StopIteration: the epoch is over.
             LoaderClosedError: the pass was ended.
-            RuntimeError: another thread, or the parent of this process, uses the pass.
+            RuntimeError: another thread uses the loader, or this process was forked during the pass.
             StreamloadError: the batch cannot be delivered; the next pass continues from the loop's position.
         """
         acquire_for_thread(self._in_use)
