@@ -211,7 +211,7 @@ class RowTask(NamedTuple):
         number: unique within a pool.
         keys: the rows' keys, if the user's samples hold them.
         batches: in the order of their rows.
-        untried: rows to fail without trying, with the reason: they killed workers, or follow one that ends the pass.
+        untried: rows to fail without trying, with the reason: they killed workers, or follow a row that ends the pass.
         pass_number: `EpochStart.number` of the pass.
     """
 

@@ -260,8 +260,8 @@ class Feeder:
 class FeederMeter:
     """Add up the time and work of a feeder and its workers, in an engine's totals.
 
-    While the trainer waits (`BatchStream.awaited`), time is added to "awaited_s/REASON". The reason is "work" unless at
-    least half of the workers are idle and a further batch may be started; then it is "network", "scan" (of shards
+    While the trainer waits (`BatchStream.awaited`), time is added to "awaited_s/REASON". The reason is "work" while
+    more than half of the workers are busy, or no further batch may be started; else it is "network", "scan" (of shards
     without an index) or "memory" (no room in memory_budget).
     """
 
@@ -271,7 +271,7 @@ class FeederMeter:
         self._stream = stream
         self._in_own_process = in_own_process
         self._started_s = self._recorded_s = perf_counter()
-        self._awaited: str | None = None
+        self._awaited: str | None = None  # the name in the totals that the current time is added to
         self._events: list[Event] | None = None
 
     def add(self, done: RowsDone | ScanDone) -> None:

@@ -355,11 +355,11 @@ class Lookahead:
             share=start.share,
         )
         self._scan_order = iter(self._plan.shards_ahead())
-        self._blocks: deque[tuple[RowBlock, list[int]]] = deque()
-        self._planned: deque[Batch] = deque()
-        self._held: set[int] = set()
+        self._blocks: deque[tuple[RowBlock, list[int]]] = deque()  # not located; each with its finished shards
+        self._planned: deque[Batch] = deque()  # located and not yet taken
+        self._held: set[int] = set()  # the parts that are held for the epoch
         self._block_rows = FIRST_BLOCK_ROWS  # few at first, so that the first batch comes soon
-        self._finished: list[int] = []
+        self._finished: list[int] = []  # the shards to close once the taken batches have tasks
         self._planned_all = False
         if self._fetcher is not None:  # scans may have kept parts for the order of the previous pass
             self._fetcher.window.unkeep_all()
@@ -560,8 +560,8 @@ def _extent(table: ShardTable, first: int, end: int) -> tuple[int, int]:
 class Scans:
     """Count the samples of shards, from an index or by a scan.
 
-    A task scans a local shard as a whole, or several small ones. A shard that must be fetched is scanned piece by
-    piece, one scan at a time, as its parts arrive; `feed` requests them.
+    A task scans a whole local shard, or several small ones. A shard that must be fetched is scanned piece by piece, one
+    task at a time, as its parts arrive; `feed` requests the parts.
 
     Args:
         tables: receives the counts and tables.
@@ -578,11 +578,11 @@ class Scans:
         self._tables = tables
         self._fetcher = fetcher
         self._keeps = keeps
-        self._waiting: deque[int] = deque()
+        self._waiting: deque[int] = deque()  # local shards
         self.requested: set[int] = set()
         self._arriving: OrderedDict[int, _Arriving] = OrderedDict()
         self._turns = itertools.count()
-        self._first_turns = itertools.count(-1, -1)
+        self._first_turns = itertools.count(-1, -1)  # for `put_first`
         self.errors: dict[int, Exception] = {}
         self.in_flight: dict[int, list[int]] = {}
         self.numbers: Iterator[int] = itertools.count()

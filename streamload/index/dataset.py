@@ -106,8 +106,8 @@ class Dataset:
         self._sizes_bytes: OrderedDict[TableGroup | int, int] = OrderedDict()  # least recently used first
         self._most_bytes = max(LEAST_TABLES_BYTES, min(share_bytes, MOST_TABLES_BYTES))
         self._needed: frozenset[TableGroup | int] = frozenset()
-        self._joined: dict[int, _Joined] = {}
-        self._growing: dict[int, Scanner] = {}
+        self._joined: dict[int, _Joined] = {}  # of shards with sidecars
+        self._growing: dict[int, Scanner] = {}  # of shards that are scanned on arrival
         self._sidecars: dict[int, list[int]] = {}
         for number, owner in enumerate(listing.owners, start=len(listing.shards)):
             self._sidecars.setdefault(owner, []).append(number)

@@ -1,7 +1,7 @@
 """Read, check and write the files of an index (docs/index-format.md).
 
 A writer writes table files, then `index.json`, then deletes old table files. `index.json` is replaced atomically, and
-table files are named by digests of their content, so a reader sees either the old or the new index, never a mixture.
+table files are named by digests of their content, so a reader never mixes the old and the new index.
 """
 
 from __future__ import annotations

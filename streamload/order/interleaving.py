@@ -28,9 +28,9 @@ class Interleaving:
         self._n_lanes = n_lanes
         self._radius = radius
         self.streams: dict[int, SlidingShuffle] = {}
-        self._bounds: IntArray | None = None
+        self._bounds: IntArray | None = None  # of the lanes; None until all counts are known
         self._last_uses: tuple[IntArray, IntArray] | None = None
-        self._finished = 0
+        self._finished = 0  # the number of shards that `finished` has returned
 
     def refresh(self) -> None:
         """Apply counts that have become known."""

@@ -40,7 +40,7 @@ class BlockShares:
         self._whole, self._period, parts = _split_by_shares(shares, block)
         step = _step(self._period)
         shifts = np.arange(self._period, dtype=np.int64) * step % self._period
-        self._extra = np.zeros((self._period + 1, len(shares)), np.int64)
+        self._extra = np.zeros((self._period + 1, len(shares)), np.int64)  # of the first 0, 1, ... blocks
         self._extra[1:] = np.cumsum(_extra_samples(parts, self._period, shifts), axis=0)
         full, rest = divmod(epoch_size, block)
         whole, period, parts = _split_by_shares(shares, rest)

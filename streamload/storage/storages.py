@@ -120,7 +120,8 @@ def _expand_braces(argument: str, part: str) -> Iterable[str]:
     lengths = [
         abs(int(last) - int(first)) // max(1, int(step or 1)) + 1 for first, last, step in _INT_RANGE.findall(part)
     ]
-    # Ranges multiply, unless commas separate them. Braceexpand would build all urls before they could be counted.
+    # Ranges multiply. With a comma they may be alternatives, so only the longest counts. Braceexpand would build all
+    # urls before they could be counted.
     if (max(lengths, default=1) if "," in part else math.prod(lengths)) > MAX_URLS:
         raise _too_many(argument, part)
     try:

@@ -81,7 +81,7 @@ class ProcessPool(Pool):
     ) -> None:
         self._setup = setup
         self.slots = slots
-        self._deaths: Counter[tuple[int, int]] = Counter()
+        self._deaths: Counter[tuple[int, int]] = Counter()  # by task and row
         self._ends_at_failure = ends_at_failure
         self._deaths_in_a_row = 0
         self._most_deaths_in_a_row = _MAX_FAILED_STARTS
@@ -119,7 +119,7 @@ class ProcessPool(Pool):
         return task and WorkerActivity(name, task, worker.row_of(task), worker.child.last_words(start))
 
     def close(self) -> None:
-        """End all workers: idle ones at once, others after a short grace period."""
+        """End all workers; kill those that have not ended after a short grace period."""
         workers, self.workers = self.workers, []
         for worker in workers:
             worker.channel.close()
