@@ -15,7 +15,7 @@ import torch
 from image_folders import files_below, pack, packed_samples, packs, refusal
 
 from streamload import ShardWriter, StreamLoader, StreamloadError
-from streamload.pack.sources.arrays import open_arrays, row_content, rows_of_arrays
+from streamload.pack.sources.arrays import closing_arrays, row_content, rows_of_arrays
 from streamload.pack.sources.source import SourceOptions
 
 X = np.arange(60, dtype=np.float32).reshape(10, 2, 3)
@@ -36,7 +36,7 @@ def test_a_compressed_archive_that_was_rewritten_is_read_anew(tmp_path: Path) ->
             assert next(iter(loader))[0].unique().tolist() == [value]
 
 
-@open_arrays()
+@closing_arrays()
 def test_arrays_that_are_rewritten_while_they_are_packed(tmp_path: Path) -> None:
     np.save(tmp_path / "data.npy", X)
     (row, *_), *_ = (sample.members for sample in rows_of_arrays(str(tmp_path / "data.npy"), SourceOptions()).samples)
