@@ -64,8 +64,7 @@ _MISSING = type("missing", (), {})()  # stands for a key or an item that only th
 # Maximum depth of a comparison, since a container in a sample may contain itself.
 _LEVELS = 6
 
-# Errors after which torch collates the rows: they differ, hold values that perhaps torch can collate, or are nested too
-# deeply.
+# Errors after which torch collates the rows, which differ, hold values that only torch may know, or are nested deeply.
 _LEFT_TO_TORCH = (LayoutMismatchError, TypeError, RecursionError)
 
 # Separates the draws of a `collate_fn` from those of the batch's first sample.
@@ -73,7 +72,7 @@ _COLLATE_STREAM = 1 << 40
 
 
 class TaskRunner:
-    """Run the tasks of one worker, one at a time, with the shards and slots that the pool has opened for it.
+    """Run the tasks of one worker, one at a time, on the shards and slots of the pool.
 
     Most batches of a job share a layout, so rows are written in place, in the layout of the previous batch. A batch
     that does not fit gets a layout of its own.
@@ -156,12 +155,12 @@ class TaskRunner:
                     start += batch.rows
         except UnseededError:  # torch is loaded now, so the second run seeds it
             return self._make_batches(task, progress)
-        collate_s, named = perf_counter() - started, work.named_s
+        collate_s, named_s = perf_counter() - started, work.named_s
         decode_s, transform_s = (
-            sum(seconds for name, seconds in named.items() if name.startswith(stage))
+            sum(seconds for name, seconds in named_s.items() if name.startswith(stage))
             for stage in ("decode_s/", "transform_s/")
         )
-        costs = TaskCosts(decode=decode_s, transform=transform_s, collate=collate_s, named=named)
+        costs = TaskCosts(decode=decode_s, transform=transform_s, collate=collate_s, named=named_s)
         payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in work.columns)
         return RowsDone(task.number, tuple(done), len(task.table), payload_bytes, costs)
 
@@ -225,13 +224,13 @@ class TaskRunner:
             # Torch leaves strings and bytes in a list, even if their types are mixed.
             differences = [each for each in _differences(first, other) if not _WITHOUT_TENSOR.issuperset(each[1])]
             if differences:
-                place, (that, this) = min(differences, key=lambda each: "missing" not in each[1])
+                place, pair = min(differences, key=lambda each: "missing" not in each[1])
                 which = "the first" if task.keys is None else f"sample {task.keys[task_rows[0]]!r}, the first"
-                note = _RESIZING if _IMAGES.match(f"{that} {this}") else _MIXED if "None" in (that, this) else ""
+                advice = _RESIZING if _IMAGES.match(" ".join(pair)) else _MIXED if "None" in pair else ""
                 message = (
                     f"this sample cannot be collated: it is not like {which} of its batch{place and f' in {place}'}: "
-                    f"the first is {that}, this one is {this}; make samples alike in transform={note}, limit fields= "
-                    "to those that all samples have, or give a collate_fn="
+                    f"the first is {pair[0]}, this one is {pair[1]}; make samples alike in transform={advice}, limit "
+                    "fields= to those that all samples have, or give a collate_fn="
                 )
                 return _batch_failure(task, task_row, message)
         try:

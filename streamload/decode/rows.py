@@ -63,7 +63,6 @@ class RowMaker:
     """Make rows from bytes, independently of batches and slots.
 
     Args:
-        job: the user's functions and options.
         in_callers_process: exceptions that end the pass keep their tracebacks, and the global generators are restored.
         one_by_one: the user gets single rows: values are those of the decoder, a transform may return None, and the
             global generators are not touched.
@@ -359,10 +358,10 @@ class UserFunction:
 
     def __init__(self, function: Any) -> None:
         self._function = function
-        named = function
-        while isinstance(named, partial):
-            named = named.func
-        self.name: str = getattr(named, "__name__", None) or type(named).__name__
+        inner = function
+        while isinstance(inner, partial):
+            inner = inner.func
+        self.name: str = getattr(inner, "__name__", None) or type(inner).__name__
         # Only the first operation of a chain can decode; the user's own functions may follow.
         first, *rest = steps_of(function) or (function,)
         self._from_encoded: Callable[..., Any] | None = getattr(first, "from_encoded", None)

@@ -150,7 +150,7 @@ class _Resizing(Geometric):
         A JPEG is decoded only down to the end of the part, so damage below it may go unnoticed.
 
         Raises:
-            ValueError: the format is unknown, or the decoded part damaged or truncated.
+            ValueError: the format is unknown, or the image is too large, truncated, or damaged in the part.
         """
         header = readable_jpeg_header(data)
         if header is None:
@@ -568,11 +568,11 @@ class Joint:
                 'Joint: fields must have a kind for each item of a sample, as ("image", "mask") or '
                 f'{{"jpg": "image", "mask.png": "mask"}}, not {self.fields!r}'
             )
-        named = isinstance(self.fields, Mapping)
+        is_mapping = isinstance(self.fields, Mapping)
         kinds = list(self.fields.values() if isinstance(self.fields, Mapping) else self.fields)
-        wrong = [kind for kind in kinds if kind not in _KINDS and (named or kind is not None)]
+        wrong = [kind for kind in kinds if kind not in _KINDS and (is_mapping or kind is not None)]
         if wrong:
-            raise ValueError(f"Joint: fields must be of {_KINDS}{'' if named else ' or None'}, not {wrong[0]!r}")
+            raise ValueError(f"Joint: fields must be of {_KINDS}{'' if is_mapping else ' or None'}, not {wrong[0]!r}")
         if not {"image", "mask"}.intersection(kinds):
             raise ValueError(f"Joint: one of the fields must be an image or a mask, not only {self.fields!r}")
         object.__setattr__(self, "mask_fill", as_python(self.mask_fill))
@@ -773,7 +773,7 @@ def decode_resampled(
     at least `_LEAST_SHRINKING` times as high and wide as the result.
 
     Raises:
-        ValueError: the decoded part of the file is damaged or truncated.
+        ValueError: the file is truncated, or its decoded part damaged.
     """
     min_height = math.ceil(_LEAST_SHRINKING * header.height * size[0] / box.height)
     min_width = math.ceil(_LEAST_SHRINKING * header.width * size[1] / box.width)

@@ -168,8 +168,8 @@ def joined_listing(listings: Sequence[Listing]) -> Listing:
     """Concatenate listings. Raises ValueError if a shard occurs in two of them."""
     shards = tuple(shard for listing in listings for shard in listing.shards)
     refuse_repetitions([shard.url for shard in shards])
-    known = all(listing.counts is not None for listing in listings)
-    counts = tuple(count for listing in listings for count in listing.counts or ()) if known else None
+    all_counted = all(listing.counts is not None for listing in listings)
+    counts = tuple(count for listing in listings for count in listing.counts or ()) if all_counted else None
     firsts = accumulate((len(listing.shards) for listing in listings), initial=0)
     return Listing(
         shards,
@@ -400,8 +400,8 @@ class ShardFinder:
     def _in_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo]:
         index, web = self.index_of(folder), protocol_of(folder) in WEB
         if index is not None and self._storages.costs_requests(folder):
-            named = [(f"{folder}/{quote(entry.name) if web else entry.name}", entry) for entry in sorted(index.shards)]
-            return [ShardInfo(url, entry.bytes, 0, entry.etag) for url, entry in named]
+            pairs = [(f"{folder}/{quote(entry.name) if web else entry.name}", entry) for entry in sorted(index.shards)]
+            return [ShardInfo(url, entry.bytes, 0, entry.etag) for url, entry in pairs]
         if index is None:
             self.refuse_unfinished(folder)  # before listing, since a writer may remove the mark meanwhile
         if web:
@@ -460,15 +460,15 @@ class ShardFinder:
             elif protocol_of(folder) not in WEB:
                 by_folder.setdefault(folder, []).append(url)
         alone: list[str] = []
-        for folder, named in by_folder.items():
+        for folder, folder_urls in by_folder.items():
             listed: dict[str, ShardInfo] = {}
-            if len(named) > 1:
+            if len(folder_urls) > 1:
                 try:
                     listed = {info.url: info for info in self._storages.for_url(folder).list(f"{escaped(folder)}/*")}
                 except StorageError as exc:
                     if type(exc) is not StorageError:  # read permission may exist without list permission
                         raise
-            for url in named:
+            for url in folder_urls:
                 if url in listed:
                     infos[url] = listed[url]
                 elif listed and not shard_name(url).startswith("."):  # listings omit hidden shards

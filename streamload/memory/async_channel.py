@@ -38,7 +38,7 @@ class AsyncChannel:
         """Send without waiting; bytes beyond the socket's buffer are sent later.
 
         Args:
-            message: any picklable object.
+            message: picklable.
             descriptors: sent as duplicates, unless `close`.
             close: close the descriptors once they are sent.
         """

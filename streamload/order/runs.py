@@ -72,8 +72,8 @@ def whole_passes(counts: IntArray, start: int, size: int, order_of: Callable[[in
     low = start - first_pass * total
     firsts = np.maximum(low - starts, 0)
     lengths = np.minimum(ends, low + size) - starts - firsts
-    some = lengths > 0
-    return Runs(shards[some], firsts[some], lengths[some], passes[some])
+    kept = lengths > 0
+    return Runs(shards[kept], firsts[kept], lengths[kept], passes[kept])
 
 
 class RepeatCounts:

@@ -69,7 +69,7 @@ class Mixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighted:
-    """Draw samples, some repeatedly, as exactly in proportion to their weights as possible.
+    """Draw samples in proportion to their weights, as exactly as possible; samples can repeat.
 
     Samples of equal weight form a group, whose draws in an epoch differ from its share by less than one. Within a group
     samples are drawn in passes, each in a new order; an epoch begins as if each earlier one had made the group's
@@ -190,9 +190,9 @@ def _bounds(sizes: IntArray, wanted: IntArray, spread: float) -> tuple[NDArray[n
     """Return the minimum and maximum word that each group's last chosen sample may have."""
     if not np.isfinite(spread):
         return np.zeros(len(sizes), np.uint64), np.full(len(sizes), _LAST_WORD)
-    some = np.maximum(sizes, 1)
-    share = wanted / some
-    margin = spread * np.sqrt(share * (1 - share) / some) + spread**2 / some
+    divisor = np.maximum(sizes, 1)
+    share = wanted / divisor
+    margin = spread * np.sqrt(share * (1 - share) / divisor) + spread**2 / divisor
     margin[(wanted == 0) | (wanted == sizes)] = 0.0
     return _word(share - margin), _word(share + margin)
 

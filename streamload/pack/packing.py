@@ -80,7 +80,8 @@ def pack(
 
     Readers refuse the destination until it is complete. Equal samples give equal bytes for any number of workers. After
     an interruption, the same call with `resume=True` gives the same bytes; it keeps finished shards if their inputs and
-    the function's own source are unchanged. Some inputs are packed twice, to estimate how many fill a shard.
+    the function's own source are unchanged. The function is called twice for some inputs, to estimate how many fill a
+    shard.
 
     Args:
         function: takes an input; returns a sample as for `ShardWriter.write`, yields samples, or returns None. It is
@@ -98,8 +99,8 @@ def pack(
             must be on a file system that all nodes share. `workers` is the number of tasks at once.
 
     Raises:
-        StreamloadError: the function fails or returns an invalid sample (the message has the input's number), or a
-            process died.
+        StreamloadError: the function fails or returns an invalid sample (the message names the input), or a process
+            died.
         ClusterError: the cluster does not exist, or a node differs from this machine.
         ValueError: there is no sample, two samples share a key, or the destination cannot be used.
         OSError: a file cannot be read or written.
@@ -138,12 +139,12 @@ def _pack_calls(
     code = digest_of(code, version("streamload"), target.max_bytes, target.max_count)
 
     def plan(pool: Pool) -> list[Task]:
-        named = spans
-        if named is None:
+        named_spans = spans
+        if named_spans is None:
             works = [PackCalls(function_bytes, (value,), number) for number, value in enumerate(pickled)]
-            named = numbered(estimated_spans(pool, works, target.max_bytes, target.max_count))
+            named_spans = numbered(estimated_spans(pool, works, target.max_bytes, target.max_count))
         tasks = []
-        for (first, end), name in named:
+        for (first, end), name in named_spans:
             digest = digest_of(name, code, pickled[first:end], list(map(_file_of, inputs[first:end])))
             work = PackCalls(function_bytes, tuple(pickled[first:end]), first)
             tasks.append(Task("", name, digest, end - first, work, may_be_empty))
@@ -186,13 +187,13 @@ def map_shards(
 
     Each shard keeps its name (`a.tar` for `a.tar.gz`); all are numbered if names repeat or lack `.tar`. A shard without
     results is written only as a sidecar. With `max_bytes` or `max_count`, consecutive shards are merged as far as they
-    fit, and larger ones are split. Determinism and resuming are as for `pack`.
+    fit, larger ones are split, and all are numbered. Determinism and resuming are as for `pack`.
 
     Args:
-        function: takes a sample, a dict of its fields' bytes with "__key__" and "__url__". Returns the new sample,
-            with the old key unless it has another; yields several, each with a key; or returns None to drop the sample.
-            With `batch_size` it takes a list of samples, and returns or yields new ones; if there are equally many, new
-            samples without a key keep the old keys.
+        function: takes a sample, a dict of its fields' bytes (with `decode`, values), "__key__" and "__url__". Returns
+            the new sample, with the old key unless it has another; yields several, each with a key; or returns None to
+            drop the sample. With `batch_size` it takes a list of samples, and returns or yields new ones; if there are
+            equally many, new samples without a key keep the old keys.
         urls: the shards, as for `StreamLoader`.
         destination: a folder or a url, other than that of the shards.
         sidecar: write only new fields, for `StreamLoader(..., join=destination)`, in shards of the same names; the

@@ -444,13 +444,13 @@ def _label_weights(weights: str | Mapping[int, float], labels: Labels, existing:
         raise ValueError("weights by label: the dataset has no samples")
     if isinstance(weights, str):
         return 1.0 / counts
-    known = ", ".join(map(str, existing[:_LABELS_SHOWN])) + (", ..." if len(existing) > _LABELS_SHOWN else "")
+    shown = ", ".join(map(str, existing[:_LABELS_SHOWN])) + (", ..." if len(existing) > _LABELS_SHOWN else "")
     for label in weights:
         if label not in existing:
-            raise ValueError(f"weights has the label {label}, which no sample has; the labels are {known}")
+            raise ValueError(f"weights has the label {label}, which no sample has; the labels are {shown}")
     for label in labels.values:
         if label not in weights:
-            raise ValueError(f"weights lacks the label {label}; give a weight, or 0, for each of the labels {known}")
+            raise ValueError(f"weights lacks the label {label}; give a weight, or 0, for each of the labels {shown}")
     of_labels = np.array([weights[label] for label in labels.values])
     if not of_labels.any():
         raise ValueError(_ALL_ZERO)

@@ -70,7 +70,7 @@ def refuse_url(argument: str, folder: str | os.PathLike[str]) -> None:
 
 
 def why_not_private(folder: str) -> str | None:
-    """Return why a folder may hold files of another user; None if missing, this user's, or writable by root alone."""
+    """Return why a folder may hold other users' files; None if it is missing or this user's, or only root can write."""
     try:
         status = os.lstat(folder)
     except OSError:

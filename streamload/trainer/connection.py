@@ -56,7 +56,7 @@ class Connection:
         configured: True once a `Configure` was sent.
         death: how the process ended, if it has died.
         owner: the id of the process that made the connection; in its forks the connection is closed.
-        counts: the number of samples of each shard, if the newest message has it.
+        counts: the number of samples of each shard, if the newest `Ready` has it.
         messages: arrived messages, for `receive`.
         batches: announced batches with the identities of their epochs; None follows the last batch of an epoch. The
             batches of an abandoned pass are released by the next pass.

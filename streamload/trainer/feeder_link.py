@@ -52,7 +52,6 @@ class FeederLink:
     `sampling` is resolved here. `start_elsewhere` starts and configures remote feeders, and returns a channel.
 
     Attributes:
-        listing: the shards of all datasets.
         counts: the number of samples of each shard, if known.
 
     Raises:
@@ -170,14 +169,14 @@ class FeederLink:
         if self._living() is None or self._configured is None:
             self._connection = None
             return
-        functions, before = self._functions(), self._configured[0].job
+        functions, old_job = self._functions(), self._configured[0].job
         configured = self._configured_functions
         if len(functions) != len(configured) or not all(map(operator.is_, functions, configured)):
             self.disconnect()
-        elif before:  # without workers there is no pickle, and the functions are the user's own objects
+        elif old_job:  # without workers there is no pickle, and the functions are the user's own objects
             job = self.options.pickled_job(self._own_transforms)
             # A second pickle shows whether the first differs by chance: some objects never give the same pickle twice.
-            if job != before and job == self.options.pickled_job(self._own_transforms):
+            if job != old_job and job == self.options.pickled_job(self._own_transforms):
                 _log.warning(
                     "the workers are restarted: the loader's functions, or values that they refer to, have changed "
                     "since the last pass. To avoid this, let them refer only to values that they use"
@@ -467,8 +466,8 @@ def refuse_unused_decoders(options: Options, existing: Sequence[str]) -> None:
     unused = [name for name in names if not any(applies_to(name, field) for field in (*read, *requested))]
     wrong = unused if len(unused) == len(names) else [name for name in unused if name not in KIND_OF]
     if read and wrong:
-        known = f"the fields that are read are {listed(read)}{did_you_mean(wrong[0], read)}"
-        raise ValueError(f"decode has a function for {wrong[0]!r}, but {known}")
+        hint = f"the fields that are read are {listed(read)}{did_you_mean(wrong[0], read)}"
+        raise ValueError(f"decode has a function for {wrong[0]!r}, but {hint}")
 
 
 class SkippedMembers:
@@ -528,7 +527,7 @@ class OpenDataset:
     _options: Options
 
     def close(self) -> None:
-        """Close the dataset; subclasses implement it."""
+        """Close the dataset."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

@@ -99,7 +99,7 @@ def available_processors(root: str = "/") -> int:
 def processors_of_rank(root: str = "/") -> int:
     """Return the number of processors for this rank, at least 1.
 
-    Bound processors are not divided among ranks if `SLURM_CPUS_ON_NODE` allows each task as many.
+    Bound processors are divided among ranks, unless `SLURM_CPUS_ON_NODE` shows that each rank has as many of its own.
     """
     (ranks, may_be_bound), bound, quota = _local_ranks(), _bound_processors(), processor_quota(root)
     of_all = max(bound, _number("SLURM_CPUS_ON_NODE") or 0) if may_be_bound else bound
