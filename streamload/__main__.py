@@ -20,12 +20,13 @@ def streamload() -> None:
 
 
 def _run(module: str, name: str) -> None:
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # unless `&` in a script turned Ctrl-C off
+    if is_on := signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else `&` in a script turned Ctrl-C off
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         import_module(module).app(prog_name=name)
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if is_on:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

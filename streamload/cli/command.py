@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -50,30 +49,23 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
+        """Run the command; turn errors that a user can cause into a message and an exit status."""
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by `streamload.__main__`
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        with reported_errors():
+        try:
             return super().invoke(ctx)
-
-
-@contextmanager
-def reported_errors(interrupted: str = "") -> Iterator[None]:
-    """Turn errors that a user can cause into a message and an exit status; `interrupted` is the advice for Ctrl-C."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise  # `streamload ls ... | head`: typer exits silently
-    except (StreamloadError, ValueError, OSError, KeyboardInterrupt) as exc:
-        status, message = FAILED, f"error: {exc}"
-        if isinstance(exc, UsageError):
-            status = WRONG_USAGE
-        elif isinstance(exc, OSError):
-            message = f"error: cannot read or write {exc.filename or 'a file'}: {exc.strerror or exc}"
-        elif isinstance(exc, KeyboardInterrupt):
-            status, message = INTERRUPTED, ": ".join(filter(None, ("interrupted", str(exc) or interrupted)))
-        say("; ".join([message, *getattr(exc, "__notes__", ())]))
-        raise typer.Exit(status) from exc
+        except BrokenPipeError:
+            raise  # `streamload ls ... | head`: typer exits silently
+        except (StreamloadError, ValueError, OSError, KeyboardInterrupt) as exc:
+            status, message = FAILED, f"error: {exc}"
+            if isinstance(exc, UsageError):
+                status = WRONG_USAGE
+            elif isinstance(exc, OSError):
+                message = f"error: cannot read or write {exc.filename or 'a file'}: {exc.strerror or exc}"
+            elif isinstance(exc, KeyboardInterrupt):
+                status, message = INTERRUPTED, "interrupted"
+            say("; ".join([message, *getattr(exc, "__notes__", ())]))
+            raise typer.Exit(status) from exc
 
 
 def print_line(line: str) -> None:

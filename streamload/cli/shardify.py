@@ -194,23 +194,22 @@ def map_command(
       streamload map filters:large_enough s3://bucket/train s3://bucket/large --ray auto
     """
     options = dict(storage_option or ())
-    with command.reported_errors("run the same command with --resume to go on"):
-        map_shards(
-            _imported(function),
-            source,
-            dest,
-            sidecar=sidecar,
-            batch_size=batch_size,
-            decode=decode,
-            where=where,
-            workers=workers,
-            max_bytes=max_bytes,
-            max_count=max_count,
-            resume=resume,
-            overwrite=overwrite,
-            storage_options=options,
-            ray=ray,
-        )
+    map_shards(
+        _imported(function),
+        source,
+        dest,
+        sidecar=sidecar,
+        batch_size=batch_size,
+        decode=decode,
+        where=where,
+        workers=workers,
+        max_bytes=max_bytes,
+        max_count=max_count,
+        resume=resume,
+        overwrite=overwrite,
+        storage_options=options,
+        ray=ray,
+    )
     listing = list_shards(escaped(dest), None, Storages(options))
     shards, samples = len(listing.shards), sum(listing.counts or ())
     size = sum(shard.bytes for shard in listing.shards)

@@ -146,7 +146,7 @@ def _cell(sample: Mapping[str, Any], classes: Sequence[str]) -> Image.Image:
                 value = unchanged(data)  # more than 8 bits; a damaged image fails here too
             image = _as_image(value)
             own_boxes = [] if image is not None else _boxes(value)
-        except (ValueError, ImportError) as error:
+        except (ValueError, TypeError, ImportError) as error:
             raise DecodeError(
                 f"field {name!r} cannot be decoded: {error}; choose other fields with --fields",
                 url=sample["__url__"],

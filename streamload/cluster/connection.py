@@ -111,12 +111,7 @@ class RayChannel:
     def _needed(self) -> _Feeder | None:
         """Return the feeder that the next message waits for, if any."""
         feeder = self._feeders[self._turn % len(self._feeders)]
-        if feeder.batches or feeder.failed is not None:
-            return None
-        if not feeder.ended:
-            return feeder
-        last = self._feeders[(self._turn - 1) % len(self._feeders)]
-        return None if last.ended else last
+        return None if feeder.batches or feeder.failed is not None or feeder.ended else feeder
 
     def _message(self) -> Message:
         """Return the next message. `_needed` must have returned None."""
@@ -128,8 +123,7 @@ class RayChannel:
             return self._ready([(batch, memory)], last=False)
         if feeder.failed is not None:
             return feeder.failed._replace(start=self._start.identity), []
-        last = self._feeders[(self._turn - 1) % len(self._feeders)]
-        return self._ready(last.batches, last=True)
+        return self._ready((), last=True)
 
     def _ready(self, batches: Iterable[tuple[ReadyBatch, Bytes]], *, last: bool) -> Message:
         """Return a message with batches, each copied to a slot, since Ray's objects are read-only."""

@@ -239,6 +239,8 @@ def decode_npz(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) ->
                 name, content = entry.filename, archive.open(entry).read(entry.file_size)
                 is_array = name.endswith(".npy")
                 values[name.removesuffix(".npy")] = decode_npy(memoryview(content)) if is_array else content
+            if len(values) < len(entries):
+                raise ValueError("an array and another member have the same name, with and without .npy")
             return values
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, struct.error) as exc:
         raise ValueError(f"not a complete npz file: {exc}") from exc

@@ -327,7 +327,7 @@ def _name(node: ast.expr) -> str | None:
         case ast.Name(id=name) if name + "." not in (SIZE, PRESENT):
             return name
         case ast.Call(func=ast.Name(id="fraction"), args=[ast.Constant(value=int(seed))], keywords=[]):
-            return f"{FRACTION}.{seed}"
+            return f"{FRACTION}.{int(seed)}"
         case ast.Attribute():
             dotted = ast.unparse(node)
             return dotted if all(part.isidentifier() for part in dotted.split(".")) else None

@@ -241,11 +241,11 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             except FeederDiedError as error:
                 if self._feeder_died:
                     raise second_death(error) from error
-                self._feeder_died = True
-                self._meter.totals.add({"restarted_workers": 1})
-                self._request_rest()
             else:
                 break
+            self._feeder_died = True  # outside of `except`, so that a Ctrl-C here has no chained traceback
+            self._meter.totals.add({"restarted_workers": 1})
+            self._request_rest()
         self._feeder_died, self._ahead = False, None
         if isinstance(ahead, Exception):
             raise ahead

@@ -46,6 +46,7 @@ Member = tuple[str, bytes, bytes]  # a field, its header blocks and its payload
 _BUFFER_BYTES = 1 << 17
 _MAX_FIELDS = 1 << 16
 _INT64_LIMIT = 1 << 63
+_DECIMAL = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
 _JPEG_QUALITY = 95
 _PILLOW_MODES = {
     "JPEG": ("L", "RGB", "CMYK"),
@@ -672,7 +673,7 @@ def _txt(value: object) -> bytes:
 
 def _integer(value: Any) -> bytes:
     try:
-        if isinstance(value, bool | np.bool_):
+        if isinstance(value, bool | np.bool_) or (isinstance(value, str) and not _DECIMAL.fullmatch(value)):
             raise TypeError
         number = int(value) if isinstance(value, str) else operator.index(value)
     except (TypeError, ValueError):

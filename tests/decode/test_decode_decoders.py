@@ -171,6 +171,11 @@ def test_npz_refuses_a_name_that_occurs_twice() -> None:
             archive.writestr("a", b"2")
     with pytest.raises(ValueError, match="same name"):
         decode("npz", file.getvalue())
+    np.savez(file := io.BytesIO(), a=np.arange(3))
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("a", b"1")
+    with pytest.raises(ValueError, match="same name"):
+        decode("npz", file.getvalue())
 
 
 # integers, text, json

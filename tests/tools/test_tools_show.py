@@ -138,6 +138,7 @@ def test_each_mistake_is_one_message(mixed: Path, tmp_path: Path) -> None:
     for name, field, data, message in (
         ("torn", "png", b"torn", "field 'png' cannot be decoded"),
         ("odd", "json", b'{"boxes": [[1, 2], [3]]}', "field 'json' cannot be decoded"),
+        ("null", "json", b'{"boxes": null}', "field 'json' cannot be decoded"),
     ):
         with ShardWriter(tmp_path / name) as writer:
             writer.write({"__key__": "good", "txt": "x"})

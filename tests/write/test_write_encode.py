@@ -102,9 +102,11 @@ def test_refuses_by_naming_field_and_type(field: str, value: object) -> None:
         encode_field(field, value)
 
 
-def test_the_name_of_a_class_is_refused_with_the_way_to_write_it() -> None:
-    with pytest.raises(TypeError, match=r"'dog' is not an integer; number the classes, and name them in classes\.json"):
-        encode_field("cls", "dog")
+@pytest.mark.parametrize("value", ["dog", "1_000", "\u0661"])  # the decoder refuses them all
+def test_the_name_of_a_class_is_refused_with_the_way_to_write_it(value: str) -> None:
+    message = rf"'{value}' is not an integer; number the classes, and name them in classes\.json"
+    with pytest.raises(TypeError, match=message):
+        encode_field("cls", value)
 
 
 def test_a_tensor_is_stored_as_its_array() -> None:
