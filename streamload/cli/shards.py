@@ -422,7 +422,7 @@ def _undecodable(
 def stats_command(
     urls: command.Urls,
     *,
-    pixels: Annotated[bool, typer.Option("--pixels", help="Measure the channels of all images.")] = False,
+    pixels: Annotated[bool, typer.Option("--pixels", help="Measure the channels of the images.")] = False,
     output: Annotated[str | None, typer.Option(help="Save the result of --pixels in this .json file.")] = None,
     as_document: command.Json = False,
     index: command.Index = None,
@@ -431,7 +431,7 @@ def stats_command(
 ) -> None:
     """Report counts and sizes of shards, samples, fields and labels.
 
-    Shards without an index are read. --pixels decodes all images and saves each channel's mean, standard
+    Shards without an index are read. --pixels decodes the images and saves each channel's mean, standard
     deviation, minimum and maximum in statistics.json, which images.Normalize.of reads.
 
     Examples:
@@ -530,7 +530,7 @@ def _measured(urls: Sequence[str], fields: Sequence[str], samples: int, reading:
 
 
 def _sums_of(image: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return the rows of `_NO_PIXELS` for one image."""
+    """Return statistics of one image, in rows as in `_NO_PIXELS`."""
     planes = np.ascontiguousarray(image.reshape(-1, 3).T)
     squares = np.square(planes, dtype=np.uint16).sum(1, dtype=np.int64)
     sums = planes.sum(1, dtype=np.int64)

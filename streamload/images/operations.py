@@ -1,6 +1,6 @@
 """Image operations on arrays (height, width, channels) or (height, width), applied in the worker.
 
-Each agrees with torchvision's operation of the same name on PIL images. Operations that move or resample pixels agree
+An operation that torchvision has agrees with it on PIL images. Operations that move or resample pixels agree
 exactly, except for "bilinear", the default: it is three times as fast, and on photographs differs by about 1 of 255 on
 average and at most 12 in 99.9 % of values (see `resize_bilinear`). `ToTensor` and `Normalize` agree within 1e-6.
 A crop is cut out before it is resized, so pixels around it have no effect. Operations never change their argument.
@@ -52,8 +52,8 @@ Item: TypeAlias = tuple[Any, Kind]
 STATISTICS_NAME = "statistics.json"
 _STATISTICS_BYTES = 1 << 20  # at most
 
-_LARGEST_SCALE = 4.0  # at larger scales the filter takes more time than it saves
-_SCALE_STEPS = 64  # scales are rounded to this fraction, so that few filters are fitted
+_LARGEST_SCALE = 4.0  # source / result; at larger scales the filter takes more time than it saves
+_SCALE_STEPS = 64  # scales are rounded to multiples of 1/64, so that few filters are fitted
 _PHASES = 8  # positions of a result's pixel between two source pixels, for which the filter is fitted
 _WEIGHT_OF_SUM = 1000.0  # of the equation that makes the taps add up to 1
 _CORRELATION = 0.9  # of neighbouring pixels, as in photographs
@@ -62,9 +62,9 @@ _TAP_STEPS = 256  # OpenCV rounds taps to multiples of 1/256; they must still ad
 # Besides uint8, filters other than "nearest" take only these dtypes. Pillow resamples them as float32, which holds each
 # of their values exactly.
 _RESAMPLED_DTYPES = (np.uint16, np.float32)
-# Minimum ratio of a box's sides to the result's after the JPEG's inverse transform, which ignores the requested filter,
-# has shrunk the box. With 2.5, photographs and textures differ by up to 1.03 of 255 on average; with 2, by up to 1.8;
-# with 1, by up to 6.
+# The JPEG's inverse transform can shrink a box, but ignores the requested filter. So it leaves the box's sides at least
+# this many times the result's, for the filter to resample. With 2.5, photographs and textures differ by up to 1.03 of
+# 255 on average; with 2, by up to 1.8; with 1, by up to 6.
 _LEAST_SHRINKING = 2.5
 
 _TRIES = 10  # of RandomResizedCrop, as in torchvision
@@ -532,7 +532,7 @@ class Joint:
     Kinds of fields:
 
     * "image": an array (height, width, channels) or (height, width), resampled by each operation's filter;
-    * "mask": numbers of classes or objects, or depths, (height, width) or (height, width, 1); resized by "nearest";
+    * "mask": ids of classes or objects, or depths, (height, width) or (height, width, 1); resized by "nearest";
     * "boxes": (boxes, 4 or more): left, top, right, bottom in pixels (right and bottom exclusive), and further numbers
       such as a class. Moved with the image and clipped to it; empty boxes are removed. The result is float32 with the
       same columns;
@@ -851,7 +851,7 @@ def resize_bilinear(image: Image, shape: tuple[int, ...], out: Image | None = No
 @cache
 def _fitted_filter(steps: int) -> NDArray[np.float32]:
     """Return the symmetric filter for a scale of `steps / _SCALE_STEPS`; its taps are >= 0 and sum to exactly 1."""
-    # Linear interpolation follows the filter. The fit brings the two together close to Pillow's triangle filter.
+    # Linear interpolation follows the filter. The fit makes both steps together approximate Pillow's triangle filter.
     scale = steps / _SCALE_STEPS
     if scale <= 1:
         return np.array([0, 1, 0], np.float32)  # OpenCV has no fast path for a single tap
@@ -883,7 +883,7 @@ def _resampled_numbers(part: Image, size: tuple[int, int], interpolation: Interp
         return part
     if part.dtype not in _RESAMPLED_DTYPES:
         raise TypeError(
-            f"{interpolation!r} averages pixels, but pixels of {part.dtype} are usually numbers of classes or "
+            f"{interpolation!r} averages pixels, but pixels of {part.dtype} are usually ids of classes or "
             'objects; give interpolation="nearest", or convert them to float32'
         )
 

@@ -26,7 +26,7 @@ IntArray = NDArray[np.int64]
 Outputs = tuple[IntArray, IntArray, IntArray]
 """int64[rows] each: the dataset of each row, its lane in the dataset, and its number among the lane's outputs."""
 
-# Maximum number of a streamed lane's outputs to finalize beyond the next batch.
+# While counts are unknown, the maximum number of a lane's outputs to compute beyond the next batch.
 _MOST_NUMBERS_AHEAD = 65_536
 
 # Number of batches inspected to predict shards; usually all batches of a rank have the same lanes.
@@ -120,9 +120,9 @@ class EpochPlan:
         self._refresh()
 
     def shards_ahead(self) -> list[int]:
-        """Return the known upcoming shards in the order of their first use.
+        """Return upcoming shards in the order of their first use.
 
-        Once all counts are known, these are the shards in the lanes of this rank's next batches only.
+        While counts are unknown, these are all shards of the epoch; then those of this rank's next batches.
         """
         if not self.interleavings:
             return []

@@ -1,4 +1,4 @@
-"""Build the sequence of an epoch's samples: every shard once, parts of endless passes, draws, or a sampler's list.
+"""Build an epoch's sequence of samples: every shard once, a range of repeated passes, draws, or a sampler's list.
 
 A run is a piece of a shard, or a shard with each sample repeated as often as it is drawn.
 """
@@ -36,11 +36,11 @@ _SHARDS_PER_STEP = 4_096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
-    """Consecutive pieces of shards, int64[k] each.
+    """k consecutive pieces of shards, in columns of int64[k].
 
     Attributes:
         shards: the shard of each run.
-        firsts: the number in the shard of each run's first sample; with repeats, of its first draw.
+        firsts: the first sample of each run, numbered within its shard; with repeats, the first draw.
         lengths: the number of samples or draws of each run; unused with a `ShardCounts`.
         passes: the pass of each run, counted from the epoch's first.
     """
@@ -145,8 +145,8 @@ class SampleSequence:
         runs: the runs to concatenate.
         key: the key of the shuffle's draws.
         repeats: how often the samples of a pass are drawn; None for once each.
-        counts: the shards' counts, if each shard is one run. The sequence then starts empty and grows as counts become
-            known; it includes the samples found so far in the first unknown shard.
+        counts: the shards' counts, if each shard is one run. The sequence then covers the known counts and grows with
+            them; it includes the samples found so far in the first unknown shard.
 
     Attributes:
         order: int64[n], the shard of each run.
@@ -237,7 +237,7 @@ class SampleSequence:
 
 
 class SampledSequence(SampleSequence):
-    """The samples of a sampler, in its order. Each shard counts as a run, which ends at the shard's last use.
+    """The samples of a sampler, in its order. Here a run only marks where the last use of its shard ends.
 
     Args:
         counts: int64[n_shards], the number of samples of each shard.
@@ -257,7 +257,7 @@ class SampledSequence(SampleSequence):
         super().__init__(Runs(used[by_end], zeros, np.diff(ends[by_end], prepend=0), zeros), key)
 
     def places_of(self, _shard: int, /) -> list[tuple[int, int]]:
-        """Return []: a shard's samples may occur anywhere, so ranges would retain whole shards."""
+        """Return []: a shard's samples may occur anywhere, so its parts would be retained for the whole epoch."""
         return []
 
     def locate(self, positions: IntArray) -> tuple[IntArray, IntArray, IntArray]:

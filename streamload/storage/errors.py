@@ -68,7 +68,7 @@ _row(StorageError, "access is denied ({shown}); give credentials that allow this
 _row(
     StorageError,
     "no credentials were found in storage_options, in the environment, or from this machine's cloud; give them, or "
-    "`anon=True` for a public bucket (`~/.aws` is read by boto3)",
+    "`anon=True` for a public bucket (for `~/.aws`, install boto3)",
     "no credentials",
 )
 _row(

@@ -283,8 +283,8 @@ def _refuse_other_protocol(filesystem: Any, url: str) -> None:
     if known & _TAKES_ALL or FAMILY.get(name, name) in {FAMILY.get(each, each) for each in known}:
         return
     raise ValueError(
-        f"{without_secrets(url)!r} cannot be read with filesystem={type(filesystem).__name__}: a filesystem reads all "
-        f"urls, and this one takes only its own paths and {', '.join(f'{each}://' for each in sorted(known))}; give "
+        f"{without_secrets(url)!r} cannot be read with filesystem={type(filesystem).__name__}: it would read all urls, "
+        f"but it takes only its own paths and {', '.join(f'{each}://' for each in sorted(known))}; give "
         "such a path, or leave `filesystem` out"
     )
 

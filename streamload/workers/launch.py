@@ -32,7 +32,7 @@ PROGRESS_BYTES = 16
 _LAST_WORDS_BYTES = 4000
 _PR_SET_PDEATHSIG = 1
 STACK_SIGNAL = signal.SIGUSR2
-"""The signal that makes a process write its stack to its last words, even in a C function that never returns."""
+"""The signal that makes a process write its stack to `Child.words`, even in a C function that never returns."""
 STACK_S = 0.2
 """Time for a process to write its stack."""
 

@@ -160,7 +160,7 @@ def _labels(
             row = numbers.index(None)
             raise UsageError(
                 f"{table.where(row, name)} is {labels[row]!r}, but most labels are numbers; correct it, give "
-                "--labels-as-names if labels are names or have over 64 bits, or rename a column that holds quantities"
+                "--labels-as-names if labels are names or have over 64 bits, or rename the column if it has no labels"
             )
     pairs = zip(labels, numbers, strict=True)
     names = [label if isinstance(label, str) else str(label if number is None else number) for label, number in pairs]
@@ -288,7 +288,7 @@ def _extension_by_content(content: bytes) -> str:
 
 
 def _numbers(table: Table, name: str, notes: list[str]) -> list[Any]:
-    """Convert a column of text to numbers, and empty text to nan. If any text is not a number, keep all as text.
+    """Convert a column of text to finite numbers, and empty text to nan; keep all as text if any is neither.
 
     If most are numbers, add a note that names the first that is not.
     """
