@@ -10,7 +10,6 @@ import os
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from threading import Lock
 
 import numpy as np
@@ -168,6 +167,13 @@ class SlotPool:
         self._kept.clear()
 
 
+class _Lease(weakref.ref[Bytes]):
+    """A reference to the memory of a leased slot."""
+
+    __slots__ = ("slot",)
+    slot: int
+
+
 class SlotReader:
     """Lease the memory of slots to the user, and detect when the last view of a slot is gone.
 
@@ -182,10 +188,10 @@ class SlotReader:
         fence: Callable[[], Callable[[], bool]] | None = None,
     ) -> None:
         self._memory: dict[int, Bytes] = {}
-        self._leases: dict[int, weakref.ref[Bytes]] = {}
+        self._leases: dict[int, _Lease] = {}
         self._on_map = on_map
         self._fence = fence
-        self._ended: deque[int] = deque()
+        self._ended: deque[_Lease] = deque()
         self._fenced: deque[tuple[Callable[[], bool], list[int]]] = deque()
         self._collecting = Lock()
 
@@ -199,14 +205,15 @@ class SlotReader:
         """Return a slot's memory for one batch; the slot is free when all views of it are gone."""
         # Made through a memoryview: otherwise the base of views would be the mapped array, and the lease would end.
         lease = np.frombuffer(self._memory[slot].data, np.uint8)
-        # A callback costs a third of `weakref.finalize`.
-        self._leases[slot] = weakref.ref(lease, partial(_end_lease, slot, self._leases, self._ended))
+        # The callback is no Python function: a Ctrl-C during one would be printed and lost.
+        reference = self._leases[slot] = _Lease(lease, self._ended.append)
+        reference.slot = slot
         return lease
 
     def take_released(self) -> tuple[int, ...]:
         """Return the slots that became free, oldest first: their views are gone, and earlier device copies are done."""
         with self._collecting:
-            ended = [self._ended.popleft() for _ in range(len(self._ended))]
+            ended = [self._leases.pop(self._ended.popleft().slot).slot for _ in range(len(self._ended))]
             if self._fence is None:
                 return tuple(ended)
             if ended:
@@ -224,8 +231,3 @@ class SlotReader:
     def close(self) -> None:
         """Forget every slot; views stay valid."""
         self._memory.clear()
-
-
-def _end_lease(slot: int, leases: dict[int, weakref.ref[Bytes]], ended: deque[int], _: object) -> None:
-    del leases[slot]
-    ended.append(slot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,6 +98,15 @@ def test_a_slot_is_released_when_the_last_view_dies_and_not_before(
     del held
     gc.collect()
     assert reader.take_released() == (slot,)
+
+
+def test_no_python_code_runs_when_a_view_dies(pool: SlotPool, reader: SlotReader) -> None:
+    """A Ctrl-C would be raised in it, printed and lost."""
+    held, called = reader.lease(give(pool, reader)), list[str]()
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    del held
+    sys.setprofile(None)
+    assert called == []
 
 
 # -- everything together -------------------------------------------------------------------------------------------
