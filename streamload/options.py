@@ -218,7 +218,7 @@ class Options:
         )
 
     def check_fields_exist(self, existing: Sequence[str]) -> None:
-        """Raise ValueError if a requested field, or a key of `transform`, is not among the dataset's fields."""
+        """Raise ValueError if `existing` lacks a required field or, if all fields are read, a key of `transform`."""
         for entry in self.transform_keys if self.field_names is None else self.field_names:
             if self.field_names is not None and entry in (*SAMPLE_NAMES, *self.optional_fields):
                 continue

@@ -191,8 +191,8 @@ class Statistics:
     def as_dict(self) -> dict[str, float]:
         """Return flat numbers by name, for TensorBoard, Weights & Biases or a log.
 
-        Names end in a unit, or in a unit and a part (`decode_s/jpg`). The numbers are sums over the loader's life;
-        `now.since(before).as_dict()` returns the sums of an interval.
+        Names end in a unit; `decode_s/jpg` is the share of `decode_s` for `jpg`. The numbers are sums over the loader's
+        life; `now.since(before).as_dict()` returns the sums of an interval.
         """
         return dict(sorted(self.totals.items()))
 

@@ -147,7 +147,7 @@ Index = Annotated[
 ]
 Where = Annotated[str | None, typer.Option(help="Select samples, as in 'label == 3 and \"txt\"'.")]
 Fields = Annotated[str | None, typer.Option(metavar="FIELDS", help="Read only these fields, as in 'jpg;png,cls,txt?'.")]
-Workers = Annotated[int | None, typer.Option(help="Shards to read in parallel. Default: one per core.", min=1)]
+Workers = Annotated[int | None, typer.Option(help="Shards to read in parallel. Default: 1 (Ray: 4) per core.", min=1)]
 Ray = Annotated[
     str | None,
     typer.Option(

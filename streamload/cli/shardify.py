@@ -45,7 +45,7 @@ def shardify(
     split: str | None = typer.Option(None, help="Split each class at random into folders: train=0.9,val=0.1."),
     resize: int | None = typer.Option(None, help="Shrink larger images to this shorter side (pixels), as JPEG.", min=1),
     quality: int | None = typer.Option(None, help="JPEG quality of --resize. Default: 90.", min=1, max=100),
-    workers: int | None = typer.Option(None, help="Number of processes. Default: one per core.", min=1),
+    workers: int | None = typer.Option(None, help="Processes or Ray tasks. Default: 1 (Ray: 4) per core.", min=1),
     ray: command.Ray = None,
     labels: str | None = typer.Option(None, help="JSON or a table of labels by ID. Default: SOURCE/labels.*."),
     classes: str | None = typer.Option(None, help="The classes.json of the training data, which numbers the classes."),

@@ -203,7 +203,7 @@ def _by_index(urls: Sequence[str], output: str | None) -> dict[str, dict[str, st
 
 
 def _missing_names(folder: str, finder: ShardFinder, storages: Storages) -> list[str]:
-    """Return the indexed names whose shards do not exist; [] if the index or the folder cannot be read."""
+    """Return the indexed names whose shards do not exist; [] without a readable index and a listing of the folder."""
     try:
         index = finder.index_of(folder)
         if index is None or protocol_of(folder) in WEB:
@@ -264,7 +264,7 @@ def _column(name: str, values: Sequence[Any]) -> NDArray[Any]:
     """Return values as an array. Missing numbers become NaN, missing strings are empty."""
     kinds = {type(value) for value in values} - {type(None)}
     if not kinds:
-        raise UsageError(f"--columns: no sample has a value for {name!r}; check both parts of FIELD:NAME")
+        raise UsageError(f"--columns: no sample has a value for {name!r}; check FIELD and NAME")
     if kinds == {str}:
         strings = np.array([value or "" for value in values], np.str_)
         if (longest := strings.dtype.itemsize // 4) > _LONGEST_STRING:
@@ -283,7 +283,7 @@ def _column(name: str, values: Sequence[Any]) -> NDArray[Any]:
 def verify_command(
     urls: command.Urls,
     *,
-    decode: Annotated[bool, typer.Option("--decode", help="Also decode every field, on this machine.")] = False,
+    decode: Annotated[bool, typer.Option("--decode", help="Also decode the intact shards, on this machine.")] = False,
     as_document: command.Json = False,
     index: command.Index = None,
     workers: command.Workers = None,
@@ -391,7 +391,7 @@ def _warn_of_missing_end(url: str, table: ShardTable) -> None:
 def _undecodable(
     urls: Sequence[str], progress: Progress, num_workers: int, index: str | None, storage_options: dict[str, Any] | None
 ) -> list[SampleError]:
-    """Decode every field of every sample; return the errors."""
+    """Decode every field of every sample; return the errors, of which the last may stand for several."""
     errors: list[SampleError] = []
     with streamload.StreamLoader(
         urls,

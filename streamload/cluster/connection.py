@@ -76,7 +76,7 @@ class RayChannel:
     # -- the trainer -----------------------------------------------------------------------------------------------
 
     def send_all(self, messages: Sequence[Any]) -> None:
-        """Begin a pass, or note the slots that the trainer has released; ignore other messages."""
+        """Begin a pass, or record the slots that the trainer has released; ignore other messages."""
         for message in messages:
             if isinstance(message, Acknowledge):
                 self._slots.record_taken(message.batches)
@@ -87,7 +87,7 @@ class RayChannel:
                     self._begin(feeder)
 
     def receive_now(self) -> Message | None:
-        """Return the next message if its batch has arrived."""
+        """Return the next message if it has arrived, else None."""
         while (feeder := self._needed()) is not None:
             if not self._cluster.ray.wait([feeder.calls[0]], timeout=0)[0]:
                 return None
@@ -277,7 +277,7 @@ class FeederActor:
         return own_version()
 
     def start(self, program: Program, configure: bytes, num_cpus: int, budget_is_automatic: bool) -> None:
-        """Start and configure the feeder; limit an automatic budget to this node's memory."""
+        """Start and configure the feeder; limit an automatic budget to its share of this node's memory."""
         sys.argv[:], import_path, folder = program
         sys.path += [entry for entry in import_path if entry not in sys.path]
         if os.path.isdir(folder):

@@ -133,7 +133,7 @@ def error_from(failure: Failure) -> Exception:
 
 
 def sample_error(failure: RowFailure, url: str, key: str) -> SampleError | ShardChangedError:
-    """Return the typed error for a failed row, with the user code's exception as its cause."""
+    """Return the typed error for a failed row, with the original exception, if any, as its cause."""
     kind = _ERRORS_OF_ROWS[failure.kind]
     offset = failure.offset if failure.offset >= 0 else None
     error = kind(failure.message, url=url, key=key, offset=offset)

@@ -34,8 +34,8 @@ _ROWS_PER_SHARD = 8
 # Rows of at least this size are copied one by one, smaller ones by one indexing operation per shard.
 _ROW_BY_ROW_BYTES = 1024
 
-# Fields above this size, except npy arrays of equal size, are read one by one: a read call costs little next to the
-# copy, and maps no surrounding pages.
+# A column with a field above this size, except of npy arrays of equal size, is read row by row: a read call costs
+# little next to the copy, and maps no surrounding pages.
 _VIEWED_BYTES = 32 << 10
 
 # Decoded arrays below this size are copied to their batch together, which is faster.
@@ -375,7 +375,7 @@ def _copy(gathered: _Gathered, out: NDArray[Any]) -> None:
 def _arrays(
     column: Column, gathered: _Gathered, blocks: list[NDArray[Any]] | None
 ) -> NDArray[Any] | dict[int, NDArray[Any]] | None:
-    """Copy C-order npy arrays of equal headers to their batches' memory, else to new memory; None for others."""
+    """Copy C-order npy arrays of equal headers to `blocks` if these fit, else to new memory; None for others."""
     (shards, _, memory, starts), size = gathered, int(column.sizes[0])
     first = memory[int(shards[0])][int(starts[0]) :][:size]
     try:
@@ -406,7 +406,7 @@ def _arrays(
 
 
 def _integers(column: Column, gathered: _Gathered) -> NDArray[np.int64] | None:
-    """Decode plain digits exactly as `decode_integer` does; None for any other text."""
+    """Decode plain digits exactly as `decode_integer` does; None if a row needs `decode_integer` itself."""
     width = int(column.sizes.max())
     starts = gathered.starts + column.sizes - width  # aligned right; the bytes before shorter numbers become "0" below
     if starts.min() < 0 or column.sizes.min() == 0:

@@ -27,8 +27,8 @@ OwnTransforms = tuple[tuple[int, Transform | None], ...]
 
 OnError = Literal["raise", "skip", "replace"]
 
-# Tables of at least this many rows are packed for sending: the part of a message that exceeds the
-# socket's buffer is sent only when the worker reads.
+# Tables of at least this many rows are packed for sending: the bytes of a message beyond the
+# socket's buffer are sent only when the worker reads.
 _PACKED_ROWS = 256
 
 # NumPy sorts 16-bit integers by radix, in a fraction of the time.
@@ -59,7 +59,7 @@ class RowTable:
     """Rows and the locations of their fields, in one array, since each array of a message costs microseconds.
 
     Attributes:
-        values: int64[rows, width]: shard, sample and repeat of the row; then, for each column, its offset and
+        values: int64[rows, width]: shard, sample and repeat (see `RowBlock`); then, for each column, its offset and
             size, plus alternative, crc32 and shard if present.
     """
 

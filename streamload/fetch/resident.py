@@ -1,4 +1,4 @@
-"""Choose the shards to fetch, and open descriptors of shards for workers to map."""
+"""Choose the shards to fetch, and open the shards that workers read."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class ResidentShards:
         return self.versions(shards)
 
     def finish(self, shards: Iterable[int]) -> list[int]:
-        """Record that shards are not needed for now; return the first finished beyond the limits, to unmap."""
+        """Record that shards are not needed for now; return those beyond the limits, to unmap, earliest first."""
         fetched = () if self._fetcher is None else self._fetcher.fetched
         for shard in shards:
             if shard not in self._kept and shard not in fetched:

@@ -150,7 +150,7 @@ class _Resizing(Geometric):
         A JPEG is decoded only down to the end of the part, so damage below it may go unnoticed.
 
         Raises:
-            ValueError: the format is unknown, or the image is too large, truncated, or damaged in the part.
+            ValueError: the format is unknown, or the image is too large, truncated, or damaged above the part's end.
         """
         header = readable_jpeg_header(data)
         if header is None:
@@ -433,7 +433,7 @@ class Normalize(_Operation):
             float32 (channels, height, width): a transposed view as from `ToFloat`, or a tensor for a tensor.
 
         Raises:
-            TypeError: `image` is neither a uint8 or float32 array nor a float32 tensor.
+            TypeError: `image` is neither an array nor a tensor, or neither uint8 nor float32.
             ValueError: `image` has the wrong number of dimensions, or its channels do not match `mean`.
         """
         torch = sys.modules.get("torch")

@@ -18,7 +18,7 @@ class AsyncChannel:
     Args:
         sock: owned by the channel.
         on_message: called with every message and its descriptors.
-        on_lost: called once if the other end is gone; not after `close()`.
+        on_lost: called once if the other end is gone before `close()`.
     """
 
     def __init__(

@@ -185,7 +185,7 @@ class RequestCounts:
 
     Attributes:
         throttled: number that the storage refused as too many.
-        broken: number that failed otherwise, also in the middle of a body.
+        broken: number of other failures that a retry may cure, also in the middle of a body.
         answered: number whose answer has begun.
         answer_s: total seconds from the answered requests to their first bytes.
     """

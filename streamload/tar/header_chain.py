@@ -155,7 +155,7 @@ def _parse_header(block: bytes, *, is_first: bool) -> TarHeader:
         raise _DamagedError(f"{what}; re-pack the shard as ustar, pax or GNU tar")
     typeflag, size = block[156:157], parse_size(block[124:136])
     if typeflag == b"V" and not block[124:136].strip(b" \0"):
-        size = 0  # GNU tar leaves all numbers of a volume label blank
+        size = 0  # GNU tar leaves the size of a volume label blank
     name = block[:100].partition(b"\0")[0]
     # Only headers with POSIX's magic have a prefix: GNU headers keep times and sparse maps in these bytes.
     if block[257:263] == b"ustar\0" and block[345]:

@@ -1,7 +1,7 @@
 """Scan a shard into the table of its samples: whole, from memory or a file, or piece by piece while it arrives.
 
 A sample is complete once the next sample's header has been read; an incomplete sample is left to the next piece, which
-begins at the sample's first header. Pieces share nothing, so different processes can scan them; `Scanner` joins them.
+begins after the file before that sample. Pieces share nothing, so processes can scan them apart; `Scanner` joins them.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class FeederLink:
         counts: the number of samples of each shard, if known.
 
     Raises:
-        TypeError, ValueError: the arguments do not fit the dataset or the budget.
+        TypeError, ValueError: the arguments do not fit the dataset.
         StreamloadError: as `list_shards`; or needed labels or columns are missing, or cannot be read.
     """
 
@@ -417,7 +417,7 @@ def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], o
     """Refuse fields that an indexed dataset does not have.
 
     Raises:
-        TypeError, ValueError: a field does not exist; the message names it and the dataset.
+        TypeError, ValueError: a field does not exist; the message names it and, in a mixture, the dataset.
     """
     for (name, portion), listing in zip(portions.items(), listings, strict=True):
         with naming_dataset(name):

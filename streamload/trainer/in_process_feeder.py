@@ -22,7 +22,7 @@ _MOST_SHARD_BYTES = 1 << 40
 
 
 class CopiedShards(ResidentShards):
-    """Open plain local shards, and uncompressed copies of compressed or `memory://` shards."""
+    """Open plain local shards, and uncompressed copies in memory of all other shards."""
 
     def __init__(self, listing: Listing, storages: Storages) -> None:
         self._copied = fetched_shards(listing, storages)

@@ -146,7 +146,7 @@ class ProcessPool(Pool):
         return wanted
 
     def _submit_returned(self) -> None:
-        """Submit the waiting tasks to free workers."""
+        """Drop unwanted tasks in `_returned`, and submit the others to free workers."""
         self._returned = deque(self._wanted(self._returned))
         while self._returned and (worker := self._least_busy()) is not None:
             worker.submit(self._returned.popleft())
