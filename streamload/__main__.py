@@ -20,7 +20,7 @@ def streamload() -> None:
 
 
 def _run(module: str, name: str) -> None:
-    if is_on := signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else `&` in a script turned Ctrl-C off
+    if is_on := signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a script's `&` turns Ctrl-C off
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         import_module(module).app(prog_name=name)

@@ -60,9 +60,9 @@ class StreamLoader(OpenDataset):
     A feeder process and `num_workers` worker processes start with the loader and run until it is closed. A pass that is
     left early (`break`, an exception in the loop's body) skips the rest of its epoch. An error of the loader, and
     Ctrl-C while it waits for a batch, end the processes; the next pass starts new ones. A process that dies is
-    replaced, and the epoch continues with the same batches. The loader starts no thread in the process that iterates,
-    and only one thread at a time may use it. In an event loop, use `async for` and `async with`, which let other
-    coroutines run while the loader waits.
+    replaced, and the epoch continues with the same batches. The loader leaves no thread running in the process
+    that iterates, and only one thread at a time may use it. In an event loop, use `async for` and `async with`, which
+    let other coroutines run while the loader waits.
 
     Attributes:
         rank, world_size, batch_size, drop_last, num_workers: the arguments, with None and "auto" resolved.
@@ -70,7 +70,8 @@ class StreamLoader(OpenDataset):
     Args:
         urls: a folder of shards; or paths or urls, with braces (`train-{000000..000123}.tar`) or globs, in a
             list or joined by `::`; or a `Mixture` of datasets.
-        batch_size: samples in a batch, on each rank. More than the dataset's size gives one batch.
+        batch_size: samples in a batch, on each rank. More than the dataset's size gives one batch, or none with
+            `drop_last`.
         shuffle: use a new order in each epoch: permute shards, and shuffle samples within a window of 10,000 samples,
             or of the given number.
         fields: the fields to read, with alternatives: `("jpg;png", "cls")` gives tuples; `"txt?"` is optional;
@@ -107,7 +108,8 @@ class StreamLoader(OpenDataset):
         weights: (selection) how often to draw samples, with replacement: "balanced", a mapping from labels to the
             weight of a sample, or one number for each sample. Needs `shuffle`.
         sampler: (selection) an iterable of sample numbers for all ranks, in order, such as a torch Sampler.
-        epoch_size: (selection) samples per epoch, over all ranks; each epoch begins where the last one ended.
+        epoch_size: (selection) samples per epoch, over all ranks; without `weights`, each epoch begins where the last
+            one ended.
         worker_init_fn: (workers) called with the worker's number when a worker starts.
         prefetch_batches: (workers) the number of batches to make ahead.
         index: (storage) a folder or url with the index of the shards, if the index is not beside them.
@@ -125,6 +127,7 @@ class StreamLoader(OpenDataset):
     Raises:
         TypeError, ValueError: an argument is invalid; the message has its name, its value and a valid value.
         ShardNotFoundError: a shard does not exist, or a pattern matches nothing.
+        StorageError: a shard or an index cannot be read.
         DatasetIndexError: an index is damaged or describes other shards, or writing the shards was interrupted. The
             first pass raises this error if folders give different classes the same label in their `classes.json`.
     """

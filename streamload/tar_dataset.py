@@ -200,8 +200,8 @@ class RandomAccess:
 class TarDataset(OpenDataset, torch_data.Dataset[Any]):
     """Read the samples of tar shards (WebDataset's format) by number: a map-style dataset.
 
-    Sample i is the i-th of the concatenated shards, in the order of `StreamLoader(urls)` without shuffle, and has the
-    same value as in the loader. Use it with torch's `DataLoader`, samplers, `Subset`, `random_split` and
+    Sample i is the i-th of the concatenated shards, in the order of `StreamLoader(urls)` on one rank without shuffle,
+    and has the same value as in the loader. Use it with torch's `DataLoader`, samplers, `Subset`, `random_split` and
     `ConcatDataset`, or in a notebook. To iterate over all samples, prefer `StreamLoader`: it reads larger pieces,
     decodes in its own processes, and can be resumed.
 
@@ -231,8 +231,8 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         ShardNotFoundError: a shard does not exist, or a pattern matches nothing.
         StorageError: a shard or an index cannot be read.
         ShardFormatError: a shard without an index is damaged.
-        DatasetIndexError: an index is damaged, for other shards, or missing but required; or folders give different
-            classes the same label in their `classes.json`.
+        DatasetIndexError: an index is damaged, describes other shards, or is required but missing; or folders give
+            different classes the same label in their `classes.json`.
     """
 
     @advises

@@ -151,7 +151,7 @@ class NpyLayout(NamedTuple):
 
 
 def decode_npy(data: memoryview | bytearray) -> NDArray[Any]:
-    """Decode an npy file (version 1, 2 or 3) to a writable array, on new memory or on `data` if it is a bytearray.
+    """Decode an npy file (version 1, 2 or 3) to a writable array: on `data` if a bytearray and aligned, else a copy.
 
     Bytes after the last element are ignored, as by `numpy.load`.
 

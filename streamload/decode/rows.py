@@ -1,4 +1,4 @@
-"""Make rows from bytes: read and decode fields, and call the user's functions, with seeds and in an event loop."""
+"""Make rows from bytes: read and decode fields, call the user's functions with seeds, and run their coroutines."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PROGRAM_ERRORS = (
     *(NameError, AttributeError, TypeError, ImportError, SyntaxError, NotImplementedError, MemoryError),
     SystemExitError,
 )
-"""Exceptions of user code that indicate a bug or lack of memory, not bad data; `on_error` does not apply to them."""
+"""Exceptions of user code that indicate a bug, an exit or lack of memory, not bad data; `on_error` does not apply."""
 
 # Built-in functions that cannot draw random numbers. Others, such as `sum`, `list` and `bytes`, may call or iterate
 # over an argument that draws.
@@ -54,7 +54,7 @@ _GENERATORS = (
     "torch:default_generator",
 )
 
-# Torchvision's transforms that accept arrays, and its containers of transforms.
+# Torchvision's transforms that accept arrays, and containers of transforms.
 _TAKE_ARRAYS = {"ToImage", "ToPILImage", "ToTensor", "Lambda", "Identity"}
 _CHAINS = {"Compose", "Sequential", "RandomApply", "RandomChoice", "RandomOrder"}
 
@@ -64,8 +64,8 @@ class RowMaker:
 
     Args:
         in_callers_process: exceptions that end the pass keep their tracebacks, and the global generators are restored.
-        one_by_one: the user gets single rows: values are those of the decoder, a transform may return None, and the
-            global generators are not touched.
+        one_by_one: the user gets single rows: fields stay as the decoders return them, a transform may return None,
+            and the global generators are not touched.
 
     Attributes:
         seeds: seeds the global generators; callers wrap `make` and the collate function in its `whole_task`.
@@ -110,7 +110,7 @@ class RowMaker:
             random: makes the generator and the seeds of each row.
             keys: the rows' keys, if samples hold them.
             untried: rows to fail without trying, with the reason.
-            progress: set to the number of the current row, and to -1 at the end.
+            progress: set to the current row's number; to -1 at the end, and while rows are made concurrently.
             blocks: by a value's position in the row, an array for each batch, with an entry per row. Values are
                 copied there, or written by functions that take `out`.
         """
@@ -350,8 +350,8 @@ class UserFunction:
     Attributes:
         name: for statistics and messages.
         takes_rng: the function has a parameter `rng`, for a `numpy.random.Generator`.
-        uses_global_generators: the function may draw from `random`, `numpy.random` or torch. False for functions with
-            `rng`, some built-in functions, and functions whose attribute of this name is false.
+        uses_global_generators: the function may draw from `random`, `numpy.random` or torch. Its attribute of this name
+            decides; without one, False for functions with `rng` and some built-in functions.
         starts_from_encoded: the first operation can decode by itself.
         rest: the operations after the first one, if the first decodes and is not the only one.
     """

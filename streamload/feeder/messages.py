@@ -129,7 +129,7 @@ class Ready(NamedTuple):
         totals: the feeder's statistics so far; None if unknown.
         skipped_members: the number of skipped members so far, by reason.
         events: the events since the last message, for a trace.
-        counts: the number of samples of each shard, sent with the last batch if scans counted them.
+        counts: each shard's number of samples, sent with the last batch if all are known, but not from the listing.
     """
 
     start: tuple[int, int, int]

@@ -53,7 +53,7 @@ _ARRIVING_BYTES = 4 * PART_BYTES
 _GUESSED_PARTS = 4
 # Number of local shards scanned ahead of the plan.
 _LOCAL_SCANS_AHEAD = 4
-# Maximum rows of a task, and of a block of the plan.
+# Maximum rows of a task, and of a block of the plan, unless one batch has more.
 _MAX_RUN_ROWS = 16_384
 # Maximum rows planned ahead of the next batch.
 _MOST_LOOKAHEAD_ROWS = 1 << 17
@@ -61,7 +61,7 @@ _MOST_LOOKAHEAD_ROWS = 1 << 17
 _RUN_S, _RUN_BYTES = 0.030, 20 << 20
 # Maximum batches of all tasks in flight, if tasks have several batches.
 _BATCHES_IN_FLIGHT = 512
-# Number of acknowledgements by the trainer for each full window of outstanding batches.
+# Acknowledgements for as many batches as may be outstanding: the trainer acknowledges a fifth of them at once.
 _MESSAGES_PER_WINDOW = 5
 # Maximum batches per acknowledgement: half of `MOST_KEPT_SLOTS`, the slots that the trainer may hold.
 _MOST_UNACKNOWLEDGED = 64

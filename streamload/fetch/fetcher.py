@@ -60,7 +60,7 @@ class Fetcher:
         fetched: the numbers of the shards to fetch.
         storages: the storages of the shards' URLs.
         budget_bytes: maximum bytes of all parts together.
-        wake: called when a part arrives or fails, or `pump` has work.
+        wake: called when a part or a table arrives or fails, or `pump` has work.
         cache: the disk cache, if any.
         most_requests: maximum number of uncompressed parts in flight. The limit begins lower, because requests share
             the bandwidth and the first batch needs the first parts; each part that arrives raises it by one.
@@ -112,7 +112,7 @@ class Fetcher:
     # -- needs -----------------------------------------------------------------------------------------------------
 
     def notify(self) -> None:
-        """Call `wake` after a change of the window, if parts must be fetched or freed."""
+        """Call `wake` after a change of the window, if parts must be fetched or freed, or decompressions run."""
         self.lacking = None
         if self.window.missing.ranks or self.window.free or self._decompressions:
             self._wake()
@@ -516,7 +516,7 @@ class FetchedShard:
         number: the shard's number in the listing.
         pin: the version to read.
         compression: None for a plain shard. A compressed one is decompressed as a whole, into the single part 0.
-        total_bytes: the decompressed size, once known.
+        total_bytes: the shard's size, after any decompression; None while unknown.
         generation: how often the memory or the file was released.
         memory: receives the parts.
         file: receives the parts instead of `memory`, in the disk cache.

@@ -8,8 +8,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 
 PART_BYTES = 8 << 20
-"""Size of all parts of a shard but the last. Larger parts would need fewer requests, each with its latency; smaller
-ones would be released sooner, since a part is held as long as one of its samples is needed."""
+"""Size of all parts of an uncompressed shard but the last. Larger parts would need fewer requests, each with its
+latency; smaller ones would be released sooner, since a part is held as long as one of its samples is needed."""
 
 NUMBER_BITS = 32
 """Bits of a part's number in its key, below those of the shard."""
@@ -92,8 +92,8 @@ class PartWindow:
 
     A part's *turn* is its next use: now, if it is *held*; else the first planned batch that needs it; else a scan of
     its shard, after all batches; else never. The missing part with the first turn is fetched next. Only parts of later
-    turns are evicted for it, the last turn first; among unneeded parts, the longest unneeded first. As long as there is
-    room, parts stay.
+    turns are evicted for it, the last turn first; among unneeded parts, the longest unneeded first. Parts in memory
+    stay as long as there is room.
 
     Args:
         budget_bytes: maximum bytes of present and in-flight parts.

@@ -170,7 +170,7 @@ def _damage_is_error(image_format: str | None) -> Iterator[None]:
 
 
 def read_with_pillow(data: memoryview, read: Callable[[ImageFile], R], pixel_limit: int = PIXEL_LIMIT) -> R:
-    """Open an image with Pillow, and return `read(image)`; only `load()` reads its pixels.
+    """Open an image with Pillow, without reading its pixels, and return `read(image)`.
 
     Raises:
         ValueError: unknown format, too large, damaged or truncated.
@@ -210,7 +210,7 @@ def _check_pixels(image: ImageFile) -> None:
 
 
 def _channel_bits(image: ImageFile) -> int:
-    """Return the bits per channel that the header states; Pillow reduces those of RGB to 8."""
+    """Return the bits per channel in the file, rounded up to 8 or 16 except for TIFF; Pillow reduces RGB to 8."""
     from PIL.TiffImagePlugin import TiffImageFile
 
     if isinstance(image, TiffImageFile):

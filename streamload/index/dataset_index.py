@@ -309,7 +309,7 @@ class DatasetIndex:
 
     Attributes:
         folder: the index's own folder (`.../.streamload`).
-        fields: the fields of all shards, sorted.
+        fields: the fields of all shards, sorted; fields of replaced shards may remain.
         shards: the entries, sorted by name.
     """
 
@@ -479,8 +479,8 @@ class IndexFolder:
     ) -> DatasetIndex:
         """Add or replace shards, drop those that are gone, and return the index. A broken index is replaced.
 
-        Equal entries in any order give equal bytes. One table file at a time is in memory; files without a changed
-        table are not read. Other writers of a local index wait.
+        Equal entries in any order give equal bytes. One table file at a time is in memory; files that keep all
+        their tables are not read. Other writers of a local index wait.
 
         Args:
             entries: the shards.

@@ -331,7 +331,7 @@ class ShardFinder:
             except (NotAnIndexError, StorageError) as exc:
                 if type(exc) not in (NotAnIndexError, StorageError):
                     raise
-                self.unreadable[folder] = exc  # without list permission, missing objects are refused too
+                self.unreadable[folder] = exc  # without list permission, requests for missing objects are refused too
                 index = None
             self._indexes[folder] = index
         return self._indexes[folder]
@@ -347,8 +347,8 @@ class ShardFinder:
     def refuse_unfinished(self, folder: str, name: str | None = None) -> None:
         """Raise DatasetIndexError if the writer of a shard, or of a whole folder, was interrupted or is running.
 
-        Call this only for shards that no index beside them lists: an index is written after its shards, and entries are
-        removed before shards.
+        Do not call this for shards that an index beside them lists: those are complete, since entries are written after
+        their shards and removed before them.
 
         Raises:
             DatasetIndexError: the shards are unfinished, or their mark is damaged.
@@ -360,7 +360,7 @@ class ShardFinder:
             except StorageError as exc:
                 if type(exc) is not StorageError:
                     raise
-                self._unfinished[folder] = ()  # without list permission, missing objects are refused
+                self._unfinished[folder] = ()  # without list permission, requests for missing objects are refused
         for unfinished in self._unfinished[folder]:
             if name is None or unfinished.shards.matches(name):
                 raise unfinished_error(unfinished, folder)

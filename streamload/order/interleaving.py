@@ -43,7 +43,7 @@ class Interleaving:
                 self.streams[0].grow(sequence.known_end, sequence.complete)
 
     def positions(self, lanes: IntArray, numbers: IntArray) -> IntArray:
-        """Return the positions of outputs; a lane's numbers must ascend, across calls too."""
+        """Return the positions of outputs, each a lane and a number; a lane's numbers must ascend, across calls too."""
         lane_starts = np.zeros(1, np.int64) if self._bounds is None else self._bounds
         if not self._radius:
             return lane_starts[lanes] + numbers

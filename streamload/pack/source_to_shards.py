@@ -206,7 +206,7 @@ def _plan(
 
 
 def sample_bytes(sample: SourceSample) -> int:
-    """Return a sample's size in a shard, with its label, headers and padding; an estimate for names over 100 bytes."""
+    """Return a sample's size in a shard, with headers and padding; an estimate for long names and non-ASCII keys."""
     sizes = [(member.field or "", max(0, member.size)) for member in sample.members]
     sizes += [(field, len(value)) for field, value in sample.values]
     if sample.label is not None:

@@ -200,7 +200,7 @@ class FilesystemStorage:
         self._retried(url, put)
 
     def delete(self, url: str) -> None:
-        """Delete a file."""
+        """Delete a file, if it exists."""
         with suppress(ShardNotFoundError):
             self._retried(url, lambda fs, path: fs.rm_file(path))
 

@@ -19,7 +19,7 @@ _FOR_EVERY_DEVICE = 1  # cudaHostRegisterPortable
 class Cuda:
     """Page-lock slots, and copy batches to a device.
 
-    Torch does not know that the slots are page-locked, so each must be kept until `fence` reports that queued copies
+    Torch does not know that the slots are page-locked, so none may be reused before `fence` reports that queued copies
     are done. CUDA is initialized by the first slot or batch, so a program may call `torch.cuda.set_device` after it has
     made the loader.
 

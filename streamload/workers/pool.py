@@ -1,4 +1,4 @@
-"""Send tasks to workers, each after the shards and slots that it needs."""
+"""Send tasks to workers, each task after the shards and slots that it needs."""
 
 from __future__ import annotations
 

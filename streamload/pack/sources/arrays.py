@@ -1,4 +1,4 @@
-"""Read arrays in `.npy`, `.npz` and `.pt` files: each row is a sample, with one `.npy` field for each array.
+"""Read arrays in `.npy`, `.npz` and `.pt` files: each row is a sample, with an npy field for each array but the labels.
 
 Arrays are mapped; those of a compressed `.npz` are loaded in each process. Nothing in a file is executed.
 """
@@ -36,8 +36,8 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplement
 def rows_of_arrays(path: str, options: SourceOptions) -> Source:
     """Return the rows of a file's arrays as samples; keys are nine-digit row numbers.
 
-    Labels are taken from the array `label_column`, by default from an array of integers called `y`, `label` or
-    `labels`, in this order. Raises OSError and UsageError.
+    Labels are taken from the array `label_column`, by default from the one-dimensional array of integers called `y`,
+    `label` or `labels`, in this order. Raises OSError and UsageError.
     """
     mtime_ns = os.stat(path).st_mtime_ns
     arrays = _arrays_in(path, mtime_ns)

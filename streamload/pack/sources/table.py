@@ -139,7 +139,8 @@ def _labels(
     """Return labels as numbers, and the names of the classes if labels are names.
 
     Labels stay numbers if all are whole, as `1.0` is; otherwise all are names, numbered in sorted order. With `classes`
-    or `labels_as_names`, whole numbers are names too; `classes` gives their numbers.
+    or `labels_as_names`, whole numbers are names too; `classes` gives their numbers. Raises UsageError, also if only
+    most labels are numbers.
     """
     classes = options.classes
     if name is None:
@@ -178,7 +179,7 @@ def _number(value: object) -> int | float | None:
 
 
 def _whole(value: object) -> int | None:
-    """Return 7 for 7, 7.0, `7` and `7.0`, and None for other values, such as `07`, 7.5 and 2**63."""
+    """Return the int of a whole number: 7 for 7, 7.0, `7` and `7.0`; None for other values, as `07`, 7.5 and 2**63."""
     number = _number(value)
     return int(number) if number is not None and number % 1 == 0 and -(1 << 63) <= number < 1 << 63 else None
 
@@ -196,7 +197,7 @@ def _choose(
         if _are_labels(table.columns[usual]):
             label = usual
         else:
-            notes.append(f"column {usual!r} does not look like labels, so samples get none; --label-column uses it")
+            notes.append(f"column {usual!r} does not look like labels, so samples get none without --label-column")
     free = [name for name in free if name not in (*files, label)]
     has_paths = any(isinstance(table.first(name), str) for name in files)
     rest: list[str] = []
@@ -242,7 +243,7 @@ def _quoted(names: Sequence[str], noun: str = "column") -> str:
 
 
 def _is_path(table: Table, name: str) -> bool:
-    """Return True if a column with a usual name may hold paths; `name` and `id` must hold an existing path."""
+    """Return True if a column's first value may be a path; in `name` and `id` it must be that of an existing file."""
     value = table.first(name)
     if not isinstance(value, str) or "\0" in value:
         return False
@@ -290,7 +291,7 @@ def _extension_by_content(content: bytes) -> str:
 def _numbers(table: Table, name: str, notes: list[str]) -> list[Any]:
     """Convert a column of text to finite numbers, and empty text to nan; keep all as text if any is neither.
 
-    If most are numbers, add a note that names the first that is not.
+    An empty column stays text too. If most are numbers, add a note that names the first that is not.
     """
     values = table.columns[name]
     numbers = [_number(value if value.strip() else "nan") for value in values]
