@@ -247,7 +247,7 @@ class Failure(NamedTuple):
     """An exception in transit to the training loop.
 
     Attributes:
-        error: a cloudpickle of the exception; None if it does not pickle.
+        error: a cloudpickle of the exception; None if it does not pickle or load.
         summary: class and message.
         traceback: the worker's traceback as text; may be empty.
         original: the exception itself, if it stays in the caller's process.
@@ -326,7 +326,7 @@ class BatchDone(NamedTuple):
     """The result of one batch.
 
     Attributes:
-        layout: pickled; None if nothing was written because samples failed.
+        layout: pickled; None if nothing was written because samples or collating failed.
         size_bytes: the used bytes of the slot.
         rows: the number of rows, without skipped ones.
         values: the places of values other than arrays.
