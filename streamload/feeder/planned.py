@@ -45,8 +45,8 @@ def locate(
     Args:
         block: the rows.
         tables: the tables of at least the block's shards.
-        fields: the fields to read, with or without `SAMPLE_NAMES`; None for all fields of their tables, in
-            alphabetical order, and the keys.
+        fields: the fields to read, with or without `SAMPLE_NAMES`; None for all fields in the samples'
+            tables, in alphabetical order, and the keys.
         verify: look up the checksums too.
         fetcher: fetches the parts of remote and compressed shards.
 
