@@ -140,7 +140,7 @@ class CollateError(SampleError):
 
 
 class WorkerError(StreamloadError):
-    """A feeder or worker process could not be started, died repeatedly, or did not answer in time."""
+    """A feeder or worker process could not be started or died (in a loader repeatedly), or too many files are open."""
 
 
 class ClusterError(StreamloadError):

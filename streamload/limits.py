@@ -97,12 +97,12 @@ def _text(folder: str, name: str) -> str:
         return ""
 
 
-# -- memory: the byte budget and its parts --------------------------------------------------------------------------
+# -- memory within the budget ----------------------------------------------------------------------------------------
 # The default budget of all ranks on this machine together, as a share of the initially free memory.
 FREE_MEMORY_SHARE = 4
 # The minimum default budget of a rank.
 LEAST_BUDGET_BYTES = 64 << 20
-# The part of the budget for request buffers: the measured growth of the feeder with `MOST_REQUESTS` in flight.
+# The bytes of the budget for request buffers: the measured growth of the feeder with `MOST_REQUESTS` in flight.
 REQUESTS_BYTES = 112 << 20
 # The buffers to count for one request if a small budget limits the number of requests.
 REQUEST_BYTES = REQUESTS_BYTES // 28
@@ -112,7 +112,7 @@ PARTS_PROPORTION, REQUESTS_PROPORTION = 25, 7
 SCANNED_SHARDS = 32
 # Maximum number of parts that scans hold ahead of the one being read, and their share of the budget.
 SCANNED_PARTS, SCANNED_PARTS_SHARE = 96, 4
-# Number of compressed shards decompressed concurrently, each on one thread.
+# Maximum number of compressed shards decompressed concurrently, each on one thread.
 DECOMPRESSED_AT_ONCE = 4
 # The share of the budget for tables in memory, with its minimum and maximum; without a budget, the maximum applies.
 TABLES_SHARE, LEAST_TABLES_BYTES, MOST_TABLES_BYTES = 16, 32 << 20, 256 << 20
@@ -122,9 +122,9 @@ FIRST_BLOCK_ROWS, BLOCK_ROWS = 256, 2048
 # -- memory beside the budget -----------------------------------------------------------------------------------------
 # Local shards that stay mapped between epochs: their maximum total bytes and number.
 RESIDENT_BYTES, RESIDENT_SHARDS = 256 << 20, 64
-# Number of free slots kept regardless of size, and the total bytes up to which more are kept.
+# Number of free slots kept regardless of size, and the total bytes up to which more are kept than are in flight.
 LEAST_FREE_SLOTS, FREE_SLOTS_BYTES = 8, 128 << 20
-# Maximum number of free slots: more than there are batches in flight, so that slots are reused.
+# Maximum number of free slots: usually more than there are batches in flight, so that slots are reused.
 MOST_FREE_SLOTS = 640
 # Maximum number of slots whose batches the user keeps; beyond it the pool forgets the oldest.
 MOST_KEPT_SLOTS = 128

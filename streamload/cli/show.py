@@ -89,7 +89,7 @@ def show_command(
             raise UsageError("the shards hold no samples")
         try:
             classes: Sequence[str] = loader.classes or ()
-        except DatasetIndexError:  # several folders with different classes
+        except DatasetIndexError:  # classes.json is damaged, or folders have different classes
             classes = ()
     if names is not None:
         stored = [name.removesuffix("?") for name in names]

@@ -64,7 +64,7 @@ _MISSING = type("missing", (), {})()  # stands for a key or an item that only th
 # Maximum depth of a comparison, since a container in a sample may contain itself.
 _LEVELS = 6
 
-# Errors after which torch collates the rows, which differ, hold values that only torch may know, or are nested deeply.
+# Errors after which torch collates the rows: they differ, hold values that only torch may know, or are nested deeply.
 _LEFT_TO_TORCH = (LayoutMismatchError, TypeError, RecursionError)
 
 # Separates the draws of a `collate_fn` from those of the batch's first sample.
@@ -170,7 +170,10 @@ class TaskRunner:
         return self._randomness[1]
 
     def _blocks(self, task: RowTask, expected: Layout) -> dict[int, list[NDArray[Any]]]:
-        """Return a block of each batch's slot for every array of a row, by the array's position in the row."""
+        """Return each batch's block of its slot for the arrays at the top of a row, by their position in the row.
+
+        Arrays of a dtype that NumPy lacks are left out.
+        """
         if not isinstance(expected.tree, MappingNode | SequenceNode):
             return {}
         views = []

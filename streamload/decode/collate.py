@@ -154,7 +154,7 @@ def is_named_tuple(kind: type) -> bool:
 
 
 def is_plain_array(kind: type) -> bool:
-    """Return True for NumPy's own array and scalar classes, not for users' subclasses."""
+    """Return True for `ndarray`, `memmap` and scalar classes, not for other subclasses of `ndarray`."""
     return kind in (np.ndarray, np.memmap) or issubclass(kind, np.generic)
 
 
@@ -220,15 +220,15 @@ def outline(value: Any) -> str:
     if is_plain_array(type(value)) or is_tensor_class(type(value)):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, int) and value.bit_length() > 63:
-        return "an integer of more than 64 bits"
+        return "an integer beyond int64"
     return "None" if value is None else type(value).__name__
 
 
 def describe_batch(batch: Any) -> tuple[Layout, list[NDArray[Any]], list[list[Any]]]:
     """Return the layout of a `collate_fn`'s result, its arrays and its columns of values.
 
-    Numeric arrays and dense tensors in plain dicts, lists, tuples and named tuples become arrays of the slot; all other
-    values are stored in a column.
+    Arrays of numbers or bools and dense CPU tensors in plain dicts, lists, tuples and named tuples become arrays of the
+    slot; all other values are stored in a column.
     """
     builder = _Builder()
     builder.columns.append([])

@@ -61,7 +61,7 @@ _REGISTERING = threading.RLock()
 
 
 def pickle_job(job: Any) -> bytes:
-    """Pickle a job for `load_job`, or a function to test it. Raises what pickling a function raises."""
+    """Pickle a job for `load_job`, or a function to test that it pickles. Raises what pickling a function raises."""
     with _REGISTERING:
         registered = cloudpickle.list_registry_pickle_by_value()  # modules that the user pickles by value as a whole
         loaded = users_modules()
@@ -82,7 +82,7 @@ def pickle_job(job: Any) -> bytes:
 
 
 def load_job(data: bytes) -> Job:
-    """Load the user's functions, and set the values they refer to in the modules of this process.
+    """Load a job, and set in this process's modules the values that its functions refer to.
 
     Raises:
         WorkerError: loading the job, or importing its modules, calls `sys.exit`.
@@ -138,9 +138,9 @@ class _Uses:
     """The names and modules that a job's functions use, shared by all picklers of the job.
 
     Attributes:
-        own: the user's modules.
-        names: globals and attributes used in the user's functions.
-        modules: the user's modules that functions refer to or import.
+        own: the names of the user's modules.
+        names: those of globals and attributes used in the user's functions, and their strings.
+        modules: the names of the user's modules that functions refer to or import.
         tried: the values tested, by their `id`, each with True if it pickles.
     """
 

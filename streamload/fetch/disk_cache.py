@@ -352,7 +352,7 @@ def locked_file(path: str, wait_s: float) -> Iterator[None]:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Lock a file for this descriptor and its copies; return False if another process holds the lock."""
+    """Lock a file for this descriptor and its copies; return False if another open descriptor holds it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

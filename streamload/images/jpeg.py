@@ -130,7 +130,7 @@ def decode_jpeg(
     """
     declared, blocks = header.height, header.block_rows
     if rows is not None and blocks:
-        # Chroma upsampling reads one more row. If scaled, add a block, or simplejpeg might choose a smaller scale.
+        # Upsampling reads one more row of chroma. If scaled, add a block, or simplejpeg might choose a smaller scale.
         needed = rows + (blocks // _BLOCK if eighths == 8 else blocks)
         if -(-needed // blocks) < -(-header.height // blocks):
             declared = needed
@@ -165,7 +165,7 @@ def _decode(data: memoryview | bytearray, target: Image, eighths: int) -> str:
 
 
 def _with_usual_scans(data: memoryview) -> memoryview | None:
-    """Return a copy of a sequential JPEG in which every scan names the whole spectrum; None if all do.
+    """Return a copy of a sequential JPEG in which every scan names the whole spectrum; None if all do already.
 
     Sequential decoding ignores the spectrum in a scan's header, and some encoders write zeros there. simplejpeg reports
     only libjpeg-turbo's first warning, which would be about these zeros, so later damage would go unnoticed.

@@ -3,8 +3,8 @@
 Operations with the attribute `writes_into_out` take `out=`, in calls and in `from_encoded`. If `out` is a writable
 array of the result's shape and dtype, the result is written into it, and the returned array *is* `out`; otherwise a new
 array is returned and `out` is unchanged. The values are the same either way. `out` may have any strides; to avoid a
-copy, it must be contiguous, for float operations in the order (height, width, channels). `out` must not share memory
-with the operation's argument. After an exception the contents of `out` are undefined.
+copy, it must be C-contiguous (for float operations, after `transpose(1, 2, 0)`). `out` must not share memory with the
+operation's argument. After an exception the contents of `out` are undefined.
 """
 
 from __future__ import annotations

@@ -548,7 +548,7 @@ class Labels:
         return numbers
 
     def of(self, selected: NDArray[np.bool_]) -> Labels:
-        """Return the labels of the selected samples, bool[N]."""
+        """Return the labels of the samples for which `selected`, bool[N], is True."""
         numbers = self.number[selected]
         occurring = np.flatnonzero(group_sizes(numbers, len(self.values)))
         dtype = np.min_scalar_type(max(0, len(occurring) - 1))
@@ -658,8 +658,8 @@ def _stored_columns(listing: Listing, storages: Storages, names: Sequence[str]) 
                 raise DatasetIndexError(_no_column(name, fields, sorted(columns)), url=shard.url)
             if shard.name not in rows:
                 raise DatasetIndexError(
-                    f"the column {name!r} has no values for this shard, which is newer; make the columns again with "
-                    "`streamload index` and its --columns",
+                    f"the column {name!r} has no values for this shard, which is newer than the columns; make them "
+                    "again with `streamload index` and its --columns",
                     url=shard.url,
                 )
             parts[name].append(columns[name][rows[shard.name]])

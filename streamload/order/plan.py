@@ -122,7 +122,8 @@ class EpochPlan:
     def shards_ahead(self) -> list[int]:
         """Return upcoming shards in the order of their first use.
 
-        While counts are unknown, these are all shards of the epoch; then those of this rank's next batches.
+        While counts are unknown, these are all shards of the epoch (none with a `sampling`); then those of this rank's
+        next batches.
         """
         if not self.interleavings:
             return []
@@ -138,7 +139,7 @@ class EpochPlan:
         """Return up to `limit` shards, in order, whose counts are needed before the next `take`.
 
         With one lane, the first is certainly needed. The number of others is estimated from the mean of the known
-        counts, and can be one or two too high.
+        counts, and can be too high or too low.
         """
         self._refresh()
         if self._n_samples != UNKNOWN:

@@ -71,9 +71,9 @@ class Mixed:
 class Weighted:
     """Draw samples in proportion to their weights, as exactly as possible; samples can repeat.
 
-    Samples of equal weight form a group, whose draws in an epoch differ from its share by less than one. Within a group
-    samples are drawn in passes, each in a new order; an epoch begins as if each earlier one had made the group's
-    maximum number of draws. In one epoch the draws of two samples of a group differ by at most two.
+    The samples of a group have equal weight; a group's draws in an epoch differ from its share by less than one. Within
+    a group samples are drawn in passes, each in a new order; an epoch begins as if each earlier one had made the
+    group's maximum number of draws. In one epoch the draws of two samples of a group differ by at most two.
 
     Attributes:
         group: unsigned[N], the group of each sample, in the order of the listing.

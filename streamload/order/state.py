@@ -26,7 +26,7 @@ class LoaderState:
         position: the number of delivered samples of the epoch's order, over all ranks.
         window: the shuffle's window in samples.
         fingerprint: the dataset's digest, from `fingerprint`.
-        epoch_size: samples per epoch, if the loader has an `epoch_size` or weights.
+        epoch_size: samples per epoch, if the loader has an `epoch_size`, weights, or a mixture with a selection.
         weights: a name or digest of the weights.
         sampler: the digest of a sampler's order.
         mixture: the names and shares of its datasets.

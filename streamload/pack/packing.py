@@ -102,7 +102,7 @@ def pack(
         StreamloadError: the function fails or returns an invalid sample (the message names the input), or a process
             died.
         ClusterError: the cluster does not exist, or a node differs from this machine.
-        ValueError: there is no sample, two samples share a key, or the destination cannot be used.
+        ValueError: there is no sample, samples of two shards share a key, or the destination cannot be used.
         OSError: a file cannot be read or written.
     """
     check_counts(workers=workers, max_count=max_count)
@@ -129,7 +129,7 @@ def _pack_calls(
     unique: bool = True,
     may_be_empty: bool = False,
 ) -> None:
-    """Pack the samples of each input. If keys must be `unique`, raise ValueError for a repeated key.
+    """Pack the samples of each input. If keys must be `unique`, raise ValueError for a key that two shards have.
 
     `code` identifies the function and its options; `spans` names the new shard of each span of inputs, or is None to
     estimate the spans.
@@ -186,8 +186,8 @@ def map_shards(
     """Call a function for each sample of a dataset, and write the results as a dataset in the same order.
 
     Each shard keeps its name (`a.tar` for `a.tar.gz`); all are numbered if names repeat or lack `.tar`. A shard without
-    results is written only as a sidecar. With `max_bytes` or `max_count`, consecutive shards are merged as far as they
-    fit, larger ones are split, and all are numbered. Determinism and resuming are as for `pack`.
+    results is written only with `sidecar`. With `max_bytes` or `max_count`, consecutive shards are merged as far as
+    they fit, larger ones are split, and all are numbered. Determinism and resuming are as for `pack`.
 
     Args:
         function: takes a sample, a dict of its fields' bytes (with `decode`, values), "__key__" and "__url__". Returns
@@ -259,7 +259,7 @@ def map_shards(
 
 def _refuse_source(destination: str, listing: Listing, storages: Storages) -> None:
     urls = [destination, *{shard.folder for shard in listing.shards}]
-    # `realpath` shortens urls too, but different urls stay different.
+    # `realpath` shortens urls too, all in the same way.
     target, *sources = [os.path.realpath(storages.for_url(url).absolute(url)) for url in urls]
     if target in sources:
         raise ValueError(f"the destination {destination!r} is the folder of the shards; give another one")

@@ -459,10 +459,10 @@ def numbered(spans: Iterable[Span]) -> list[tuple[Span, str]]:
 
 
 def estimated_spans(pool: Pool, works: Sequence[Work], max_bytes: int | None, max_count: int | None) -> list[Span]:
-    """Split items into equal spans of at most about nine tenths of a shard; each of `works` packs one item.
+    """Split items into equal spans of about nine tenths of `max_bytes`, or `max_count` samples, at most.
 
-    To estimate sizes, one item in sixteen, at most 128, is packed on trial. There are at least sixteen spans, unless
-    these would have fewer than sixteen items each.
+    Each of `works` packs one item; one in sixteen, at most 128, are tried to estimate sizes. There are at least sixteen
+    spans, unless these would have fewer than sixteen items each.
     """
     count = len(works)
     number = min(_MOST_MEASURED, count // _SHARDS_AT_LEAST)

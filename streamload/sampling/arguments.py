@@ -285,7 +285,7 @@ class SamplingOptions:
             )
 
     def start(self, epoch: int, position: int, n_samples: int) -> EpochStart:
-        """Return the start of a pass; `n_samples` is used only if `needs_counts`. Raises as `SamplerDraws.draw`.
+        """Return the start of a pass; `n_samples` is used only with a sampler. Raises as `SamplerDraws.draw`.
 
         A sampler's numbers count selected samples; they are converted to numbers in the whole listing.
         """

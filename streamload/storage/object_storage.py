@@ -239,7 +239,7 @@ def _aws_credentials(root: str, options: ObjectOptions) -> Any:
         raise StorageError(
             f"there is no profile {profile!r} (from storage_options or AWS_PROFILE): {exc}", url=root
         ) from None
-    # Shorter than 15 minutes, the time before expiry at which botocore renews credentials.
+    # `ttl` must be below 15 minutes, the time before expiry at which botocore renews credentials.
     return Boto3CredentialProvider(session, ttl=timedelta(minutes=5)) if session.get_credentials() else None
 
 

@@ -108,7 +108,7 @@ class Connection:
         self._flush()
 
     def abandon(self, number: int) -> None:
-        """Tell the feeder to abandon a pass. Safe at any moment in any thread; never waits."""
+        """Tell the feeder to abandon a pass. Safe at any moment in any thread; waits for no lock or answer."""
         if self._worker is not None:
             self._worker.leave(number)
         self._unsent.append(AbandonEpoch(number))

@@ -266,7 +266,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             raise SampleError(message) from shown.__cause__
 
     def _request_rest(self) -> None:
-        """Request the rest of the epoch from a living feeder; batches before the first good one are not made again."""
+        """Request the rest of the epoch from a living feeder, except failed batches before the first good one."""
         owed = tuple(self._owed) if self._last_good is None else ()
         self._drop_pending()
         self._owed.extend(owed)

@@ -437,7 +437,7 @@ def indexed(shards: Iterable[PublishedShard]) -> list[tuple[IndexedShard, ShardT
 
 
 class Destination:
-    """Create, list and remove the shards of one folder. Every method can raise OSError or StreamloadError.
+    """Create, list and remove the shards of one folder. Methods can raise OSError or StreamloadError.
 
     Attributes:
         folder: the folder's path or url, without a slash at the end.
@@ -616,8 +616,8 @@ class GrowingShard:
 def encode_field(field: str, value: object) -> bytes:
     """Return the bytes to store for one field of a sample, encoded by the last extension of its name.
 
-    Every extension takes bytes-like objects. Some extensions take other values too, most of which the loader
-    returns in the same form by default:
+    Every extension takes `bytes`, `bytearray` and `memoryview`. Some extensions take other values too, most of which
+    the loader returns in the same form by default:
 
     - text (`txt`, `json`, `csv`, ...) takes `str`, which for `json` must be finished JSON
     - `cls`, `cls2`, `count`, `index`, `id`, `inx` and `txt` take `int`, which the loader returns as text for `txt`
@@ -679,7 +679,7 @@ def _integer(value: Any) -> bytes:
     except (TypeError, ValueError):
         raise TypeError(f"{value!r:.40} is not an integer; number the classes, and name them in classes.json") from None
     if not -_INT64_LIMIT <= number < _INT64_LIMIT:
-        raise ValueError(f"{number} has more than 64 bits and could not be read back; store it as txt")
+        raise ValueError(f"{number} is beyond int64 and could not be read back; store it as txt")
     return value.encode("utf-8") if isinstance(value, str) else b"%d" % number
 
 

@@ -97,7 +97,7 @@ def test_what_systems_leave_in_folders_is_ignored_and_counted(tmp_path: Path, na
     folder = Path(names[0]).parent
     junk = [str(folder / name) for name in ("Thumbs.db", "desktop.ini", ".DS_Store")]
     written(source, dict.fromkeys([names[1], *junk, "__MACOSX/0.jpg"], image_bytes(1)))
-    assert "note: ignored 4 hidden or system files, such as " in packs(source, tmp_path / "dest")[1]
+    assert "note: ignored 4 hidden or system paths, such as " in packs(source, tmp_path / "dest")[1]
     assert sum(len(sample) for sample in packed_samples(tmp_path / "dest").values()) == (4 if names[0][0] == "a" else 2)
 
 
@@ -146,7 +146,7 @@ def test_folders_named_as_splits_are_packed_as_splits_with_one_numbering(tmp_pat
     out, err = packs(source, tmp_path / "shards")
     assert f"{train}, {val} are packed as splits of one dataset" in err
     assert f"shards/{train}" in out
-    assert f"'{val}/' has no folder for 1 class" in err
+    assert f"data/{val}/' has no folder for 1 class" in err
     assert labels_in(tmp_path / "shards" / train) == {"bee/1": 0, "cat/1": 1, "dog/1": 2}
     assert labels_in(tmp_path / "shards" / val) == {"cat/2": 1, "dog/2": 2}
     assert classes_in(tmp_path / "shards" / train) == classes_in(tmp_path / "shards" / val) == ["bee", "cat", "dog"]
@@ -279,7 +279,7 @@ def test_what_is_taken_for_files_by_stem(tmp_path: Path, names: list[str], optio
         (["a/0.jpg", "a/0.txt", "b/1.jpg", "b/2.jpg"], [], "0.txt: its type differs from most files"),
         (["a/0.jpg", "a/0.txt", "a/1.jpg"], ["--no-stems"], "0.txt: its type differs from most files"),
         (["0.jpg", "a/1.jpg", "a/2.jpg"], [], "'0.jpg' lie directly in"),
-        (["images/1.jpg", "masks/1_mask.png"], [], "parts of the same samples, but the names of their files differ"),
+        (["images/1.jpg", "masks/1_mask.png"], [], "fields of the same samples, but the names of their files differ"),
         (["0.jpg", "0.JPEG"], [], "would both be the field 'jpg' of one sample; rename or remove one of them"),
         (["0.jpg", "0.__key__"], [], "'__key__' cannot be a field of a sample"),
         (["0.jpg", "0..jpg"], [], "'.jpg' cannot be a field of a sample"),

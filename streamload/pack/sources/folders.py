@@ -43,7 +43,7 @@ class Tree(NamedTuple):
 
     Attributes:
         files: the files that may be samples, sorted.
-        folders: all folders, including empty ones.
+        folders: the visible folders, including empty ones.
         notes: on skipped files.
     """
 
@@ -84,7 +84,7 @@ def walk(root: str, *, follow_links: bool) -> Tree:
         kept += [inside + name for name in folders]
     notes = []
     if ignored:
-        notes.append(f"ignored {counted(len(ignored), 'hidden or system file')}, such as {min(ignored)!r}")
+        notes.append(f"ignored {counted(len(ignored), 'hidden or system path')}, such as {min(ignored)!r}")
     if links:
         advice = "they lead back to a folder above them" if follow_links else "--follow-symlinks follows them"
         notes.append(f"skipped folders that are links: {listed(list(map(repr, sorted(links))))}; {advice}")
@@ -169,7 +169,7 @@ def _usual_kind(paths: Sequence[str]) -> str:
 
 
 def _pairs(tree: Tree, folder: str, names: list[str]) -> list[str]:
-    """Return the folders that hold parts of the same samples, such as `images` and `masks`; [] if they are classes.
+    """Return the folders that hold fields of the same samples, such as `images` and `masks`; [] if they are classes.
 
     Equal stems are not enough: cat/1.jpg and dog/1.jpg are two images. Usual names or different kinds are required.
     """
@@ -189,7 +189,7 @@ def _pairs(tree: Tree, folder: str, names: list[str]) -> list[str]:
     others = [name for name in names if name != first and 2 * len(stems[name] & stems[first]) >= len(stems[name]) > 0]
     if are_named and not set(others) & set(targets):
         raise UsageError(
-            f"{first!r} and {targets[0]!r} look like parts of the same samples, but the names of their files differ: "
+            f"{first!r} and {targets[0]!r} look like fields of the same samples, but the names of their files differ: "
             f"{paths[first][:1]}, {paths[targets[0]][:1]}; rename them, list both in a .csv, or give --no-stems"
         )
     return [first, *others] if are_named or len(others) == len(names) - 1 else []
@@ -203,7 +203,7 @@ def _stem(path: str) -> str:
 def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]) -> list[SourceSample]:
     """Return a sample for each file in a split's class folders. Only the most common kind of file gets a field."""
     names, loose = tree.inside(split)
-    where = f"{tree.root!r}, {split!r}" if split else repr(tree.root)
+    where = repr(os.path.join(tree.root, split) if split else tree.root)
     if data := [path for path in loose if is_data(path)]:
         raise UsageError(
             f"files such as {data[0]!r} lie directly in {where} and belong to no class; put them into class folders, "

@@ -106,7 +106,7 @@ class Source:
 
 
 def extension_of(path: str) -> str:
-    """Return the extension of a file's name; of a compressed file, the last two (`npy.gz`)."""
+    """Return the extension of a file's name; of a `.gz` file, the last two (`npy.gz`)."""
     stem, _, extension = path.rpartition("/")[2].rpartition(".")
     if extension.lower() == "gz" and "." in stem:
         return f"{stem.rpartition('.')[2]}.{extension}"
