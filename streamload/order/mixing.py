@@ -58,7 +58,7 @@ class BlockShares:
         return counts
 
     def turns(self, draws: CounterDraws, start: int, end: int) -> tuple[IntArray, IntArray]:
-        """Return the dataset of each position of `start:end`, and how many earlier ones that dataset has; int64 each."""
+        """Return the dataset of each position of `start:end`, and how many it had before in the epoch; int64 each."""
         first, last = start // self._block, (end - 1) // self._block
         before = self.before(np.arange(first, last + 2))
         datasets, numbers = [], []
