@@ -132,9 +132,8 @@ class Options:
         if self.num_workers == "auto":
             return replace(self, num_workers=0)
         raise ValueError(
-            f"num_workers={self.num_workers}, but only this process can read {only_here!r}: the shard lies in its "
-            "memory, or the filesystem's class is defined in the script itself; use num_workers=0, move the class to a "
-            "module, or put the shards on a disk or in a bucket"
+            f"num_workers={self.num_workers}, but only this process can read {only_here!r}, in memory or by a class "
+            "of the script: use num_workers=0, put the shards on a disk or in a bucket, or move the class to a module"
         )
 
     @cached_property
@@ -339,8 +338,7 @@ def _check_cache_folder(folder: str) -> None:
         os.scandir(folder).close()
     except OSError as error:
         raise ValueError(
-            f"cache_dir={folder!r} cannot be used: {error.strerror} ({error.filename!r}); name a folder that you can "
-            "write to"
+            f"cache_dir={folder!r} cannot be used: {error.strerror} ({error.filename!r}); name a writable folder"
         ) from None
 
 

@@ -81,8 +81,7 @@ def _network(totals: Totals, waits: str) -> str:
     return (
         f"the network: {connection_s / seconds:.0f} connections at {totals['fetched_bytes'] / connection_s / 1e6:,.1f} "
         f"MB/s each, {totals['fetched_bytes'] / seconds / 1e6:,.1f} MB/s in all; answers begin after {answer_ms:,.0f} "
-        f"ms, {refused:,} of {counted(requests, 'request')} were refused, and {waits}; a disk cache serves later "
-        "epochs, and fewer or smaller fields fetch less"
+        f"ms, {refused:,} of {counted(requests, 'request')} were refused, and {waits}; a disk cache serves later epochs"
     )
 
 

@@ -263,8 +263,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
                     )
                 if number in remote and shard.index_folder is None:
                     raise DatasetIndexError(
-                        "reading samples of a remote shard by their number needs an index; make one with `streamload "
-                        "index`",
+                        "reading samples of a remote shard by number needs an index; make one with `streamload index`",
                         url=shard.url,
                     )
             with closing(RandomAccess(listing, client)) as access:

@@ -151,7 +151,7 @@ def test_a_shard_replaced_while_in_use(source: str) -> None:
         for shard in sorted(Path(source).glob("*.tar")):
             shutil.copy(shard, f"{shard}.new")
             os.replace(f"{shard}.new", shard)
-        with pytest.raises(ShardChangedError, match=r"listed with \d+ bytes \(mtime .* has .* make a new loader"):
+        with pytest.raises(ShardChangedError, match=r"had \d+ bytes \(mtime .* has .* make a new loader"):
             list(loader)
 
 

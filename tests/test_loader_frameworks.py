@@ -157,5 +157,5 @@ def test_each_sample_comes_once(source: str, divides: bool, workers: int) -> Non
 def test_workers_that_would_each_read_everything_are_refused(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: SimpleNamespace(id=1, num_workers=2))
     with StreamLoader(source, 5, fields=("cls",), num_workers=0) as loader:
-        with pytest.raises(RuntimeError, match="worker 1 of 2 of a torch DataLoader, and each of them would read all"):
+        with pytest.raises(RuntimeError, match="each of the 2 workers of a torch DataLoader would read all"):
             iter(loader)

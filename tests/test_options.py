@@ -282,7 +282,7 @@ def test_a_cache_that_may_only_be_read_is_used(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "makedirs", make)
     assert options(cache_dir=tmp_path).fetching().cache_folder == os.fspath(tmp_path)
-    with pytest.raises(ValueError, match="cannot be used: Permission denied .*; name a folder"):
+    with pytest.raises(ValueError, match="cannot be used: Permission denied .*; name a writable folder"):
         options(cache_dir=tmp_path / "new")
 
 

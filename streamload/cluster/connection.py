@@ -213,12 +213,10 @@ class RayChannel:
         )
         for feeder in feeders:
             feeder.actor = actor_class.remote()
-        versions = [feeder.actor.version.remote() for feeder in feeders]
-        started = [feeder.actor.start.remote(*self._start_arguments) for feeder in feeders]
+        started = [feeder.actor.start.remote(own_version(), *self._start_arguments) for feeder in feeders]
         try:
-            for version in ray.get(versions, timeout=options.start_timeout):
+            for version in ray.get(started, timeout=options.start_timeout):
                 check_version(version, "of a feeder", own_version())
-            ray.get(started, timeout=options.start_timeout)
         except ray.exceptions.GetTimeoutError:
             all_free = ray.available_resources()
             free = listed_amounts({name: all_free.get(name, 0) for name in options.demands})
@@ -272,12 +270,14 @@ class FeederActor:
         self._pass = (-1, -1, -1)
         self._ended = True
 
-    def version(self) -> str:
-        """Return the version of streamload, which must equal the trainer's, since both exchange pickles."""
-        return own_version()
+    def start(self, version: str, program: Program, configure: bytes, num_cpus: int, budget_is_automatic: bool) -> str:
+        """Start and configure the feeder; limit an automatic budget to its share of this node's memory.
 
-    def start(self, program: Program, configure: bytes, num_cpus: int, budget_is_automatic: bool) -> None:
-        """Start and configure the feeder; limit an automatic budget to its share of this node's memory."""
+        Return this node's version of streamload. If the trainer has another one, only return, since both exchange
+        pickles.
+        """
+        if version != own_version():
+            return own_version()
         sys.argv[:], import_path, folder = program
         sys.path += [entry for entry in import_path if entry not in sys.path]
         if os.path.isdir(folder):
@@ -290,6 +290,7 @@ class FeederActor:
             message = message._replace(fetching=message.fetching._replace(budget_bytes=budget_bytes))
         self._feeder = start_feeder_process(message.workers, None)
         self._feeder.send(message)
+        return version
 
     def begin(self, start: EpochStart) -> None:
         """Begin a pass, and abandon the previous one."""
@@ -317,6 +318,7 @@ class FeederActor:
             if message.start == self._pass:
                 self._ended = message.last
                 return message, memory
+            self._feeder.flush()  # the feeder may wait for it
         return None
 
 

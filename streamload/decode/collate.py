@@ -219,7 +219,7 @@ def outline(value: Any) -> str:
     """Return a value's class, or an array's dtype and shape, for messages."""
     if is_plain_array(type(value)) or is_tensor_class(type(value)):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    if isinstance(value, int) and value.bit_length() > 63:
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
         return "an integer beyond int64"
     return "None" if value is None else type(value).__name__
 

@@ -105,6 +105,7 @@ class BatchStream:
         self._works_ahead = works_ahead
         self._task_size = TaskSize(engine)
         self.requested: EpochStart | None = None
+        self._error: Exception | None = None  # of the next batches, raised once the tasks before them have ended
         self._in_progress = False  # True until all of the requested epoch is announced
         self._ahead: Lookahead | None = None  # plans the requested epoch, then the next one
         self._batches: deque[Batch] = deque()  # submitted and not yet announced, in order
@@ -159,6 +160,7 @@ class BatchStream:
         self._in_progress = False
 
     def _stop_planning(self) -> None:
+        self._error = None
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
@@ -190,6 +192,8 @@ class BatchStream:
         with Attempt() as attempt:
             while pool.has_room() and (scans.submit_next(pool) or self._submit_run() or scans.submit_next(pool)):
                 pass
+        if self._error is not None and not self.tasks:
+            attempt.error = self._error
         if attempt.error is not None:
             if self._in_progress and self._ahead is not None and self._ahead.start is self.requested:
                 raise attempt.error
@@ -222,7 +226,7 @@ class BatchStream:
         """Submit a task of batches of one block, or begin the next epoch; return False if neither is possible."""
         run, most_outstanding = self._task_size.batches()
         ahead, batches = self._ahead, list[Batch]()
-        if ahead is None or len(self._batches) + self.untaken + run > most_outstanding:
+        if ahead is None or self._error is not None or len(self._batches) + self.untaken + run > most_outstanding:
             return False
         try:
             while len(batches) < run and (batch := ahead.take()) is not None:
@@ -256,7 +260,8 @@ class BatchStream:
             self._engine.pool.submit(task)
         if attempt.error is not None:
             self.end_task(number, None)
-            raise attempt.error
+            self._error = attempt.error
+            return False
         ahead.release_finished()
         return True
 
@@ -596,8 +601,11 @@ class Scans:
         counts = self._tables.counts.values
         for shard in shards:
             if shard not in self.requested and counts[shard] < 0:
-                self._tables.find(shard)  # finds its count if an index has it
-                if counts[shard] >= 0:
+                with Attempt() as attempt:
+                    self._tables.find(shard)  # finds its count if an index has it
+                if attempt.error is not None:
+                    self.fail(shard, attempt.error)
+                if attempt.error is not None or counts[shard] >= 0:
                     continue
                 self.requested.add(shard)
                 if self._fetcher is not None and shard in self._fetcher.fetched:
@@ -729,7 +737,10 @@ class Scans:
                     self._forget(shard)
                 else:
                     self._arriving[shard].in_flight = False
-                self._tables.add_piece(shard, piece)
+                with Attempt() as attempt:
+                    self._tables.add_piece(shard, piece)
+                if attempt.error is not None:
+                    self.fail(shard, attempt.error)
 
     def _end(self, number: int) -> None:
         keys = self.in_flight.pop(number, None)

@@ -135,8 +135,7 @@ def open_listed(listed: Shard) -> int:
         return descriptor
     os.close(descriptor)
     raise ShardChangedError(
-        "the shard was changed while it was in use: it was listed with "
-        f"{listed.bytes} bytes (mtime {listed.mtime_ns}) but has {status.st_size} (mtime {status.st_mtime_ns}) "
-        "now; make a new loader, and give every version of a dataset a folder of its own",
+        f"the shard was changed while it was in use: it had {listed.bytes} bytes (mtime {listed.mtime_ns}), now it has "
+        f"{status.st_size} ({status.st_mtime_ns}); make a new loader, and give each version of a dataset a folder",
         url=listed.url,
     )

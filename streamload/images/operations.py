@@ -795,9 +795,8 @@ def _resample(
     """
     if max(size[0], box.height) * size[1] > PIXEL_LIMIT:  # Pillow resizes the width first
         raise ValueError(
-            f"an image (or a part of one) of {box.height:.0f} x {box.width:.0f} pixels would be resized to {size[0]} x "
-            f"{size[1]}, which takes more than the limit of {PIXEL_LIMIT} pixels; give Resize a max_size, or both "
-            "height and width, or leave out such images"
+            f"resizing {box.height:.0f} x {box.width:.0f} pixels to {size[0]} x {size[1]} needs over {PIXEL_LIMIT} "
+            "pixels; give Resize a max_size, or both height and width, or leave out such images"
         )
     top, left = math.floor(box.top), math.floor(box.left)
     bottom, right = math.ceil(box.top + box.height), math.ceil(box.left + box.width)

@@ -229,13 +229,14 @@ class Dataset:
 
     def add_piece(self, shard: int, piece: ScannedPiece) -> None:
         """Add the next piece of a shard that is scanned on arrival; raise like `Scanner.add`."""
-        growing = self._growing.setdefault(shard, Scanner(self.url(shard)))
-        growing.add(piece)
+        growing = self._growing.pop(shard, None) or Scanner(self.url(shard))
+        growing.add(piece)  # if this raises, the next scan begins again
         table = growing.table()
         if growing.needs is None:
-            del self._growing[shard]
             self.add(shard, table)
-        elif self.counts.values[shard] < 0:
+            return
+        self._growing[shard] = growing
+        if self.counts.values[shard] < 0:
             self._tables[shard] = table
             self.counts.at_least(shard, len(table))
 
@@ -756,8 +757,8 @@ def read_class_names(folders: Sequence[str], storages: Storages) -> tuple[str, .
                 here, there = (f"is {name!r}" if name is not None else "has no name" for name in pair)
                 raise DatasetIndexError(
                     f"the same label stands for different classes: {label} {here} here, but {there} in {first!r}; pack "
-                    f"them with one numbering (`shardify --classes {first}`), read each alone, or leave cls out of "
-                    "fields. In a Mixture, a Portion with a transform of its own may give its labels another meaning",
+                    f"both with `shardify --classes {first}`, leave cls out of fields, or (in a Mixture) change "
+                    "labels in a Portion's transform",
                     url=other,
                 )
     return existing[0][1] if existing else None

@@ -84,9 +84,8 @@ def refused_exit(error: SystemExit) -> WorkerError:
     frames = traceback.extract_tb(error.__traceback__)
     at = next((each for each in reversed(frames) if each.name == "<module>"), frames[-1])
     return WorkerError(
-        f"{at.filename} exits in line {at.lineno} (SystemExit: {error}) when another process imports it to load the "
-        "loader's arguments, such as a transform or filesystem=; call sys.exit and parse arguments only in "
-        'functions that are called later, or under `if __name__ == "__main__":`'
+        f"{at.filename} exits in line {at.lineno} (SystemExit: {error}) when a worker imports it for the loader's "
+        'functions; call sys.exit and parse arguments only in functions, or under `if __name__ == "__main__":`'
     )
 
 

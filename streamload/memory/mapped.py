@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
+from functools import partial
 from mmap import MAP_SHARED, PROT_READ, PROT_WRITE
 from typing import Any
 
@@ -28,7 +29,8 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_longlong]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.py_object]  # the last, a weak reference, is ignored
+_mappings: dict[int, weakref.ref[Bytes]] = {}  # by address, which a later mapping may have again
 
 
 def map_memory(descriptor: int, size_bytes: int, *, writable: bool) -> Bytes:
@@ -50,8 +52,8 @@ def map_memory(descriptor: int, size_bytes: int, *, writable: bool) -> Bytes:
     array = np.frombuffer(buffer_type.from_address(address), np.uint8)
     if not writable:
         array.flags.writeable = False
-    # Not unmapped at exit: threads may still read the memory, and the kernel unmaps it.
-    weakref.finalize(array, _libc.munmap, address, size_bytes).atexit = False
+    # The callback is no Python function: a Ctrl-C during one would be printed and lost.
+    _mappings[address] = weakref.ref(array, partial(_libc.munmap, address, size_bytes))
     return array
 
 

@@ -262,7 +262,7 @@ def _refuse_source(destination: str, listing: Listing, storages: Storages) -> No
     # `realpath` shortens urls too, all in the same way.
     target, *sources = [os.path.realpath(storages.for_url(url).absolute(url)) for url in urls]
     if target in sources:
-        raise ValueError(f"the destination {destination!r} is the folder of the shards; give another one")
+        raise UsageError(f"the destination {destination!r} is the folder of the shards; give another one")
 
 
 def _file_of(value: object) -> tuple[int, int] | None:

@@ -136,7 +136,10 @@ def pack_into(
 
 
 class UsageError(ValueError):
-    """Raised for wrong arguments; the message says what to do."""
+    """Raised for wrong arguments; the message says what to do, without secrets of urls."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(without_secrets(message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +302,7 @@ class _Run:
             folder = self._folders[split]
             existing = folder.existing(SHARDS)
             if existing and unfinished is None:
-                state = f"{folder.folder!r} already holds {counted(len(existing), 'shard')}"
+                state = f"{without_secrets(folder.folder)!r} already holds {counted(len(existing), 'shard')}"
                 if not (target.resume or target.overwrite):
                     raise UsageError(f"{state}; replace them with {_OVERWRITE}, or choose another destination")
                 index = ShardFinder(None, target.storages).index_of(folder.folder)
@@ -434,7 +437,7 @@ class _Run:
             names = {str(split): set(map(str, shards)) for split, shards in json.loads(content).items()}
             if all(map(is_plain_name, names.keys() - {""})):
                 return names
-        raise UsageError(f"{without_secrets(path)!r} was not written by a packing run, or is damaged; remove it")
+        raise UsageError(f"{path!r} was not written by a packing run, or is damaged; remove it")
 
 
 def shard_spans(sizes: Iterable[tuple[int, int]], max_bytes: int, max_count: int | None) -> list[Span]:
@@ -575,8 +578,7 @@ def ray_pool(address: str, at_once: int | None) -> Iterator[Pool]:
                 except ray.exceptions.RayError as exc:
                     raise ClusterError(
                         f"the Ray cluster at {cluster.address} was lost, or a task lost its process or node "
-                        f"{_RETRIES + 1} times ({first_line(exc)}); if memory is short, run fewer tasks at once "
-                        "(--workers)"
+                        f"{_RETRIES + 1} times ({first_line(exc)}); if memory is short, lower --workers"
                     ) from None
                 in_flight.popleft()
                 yield result

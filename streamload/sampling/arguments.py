@@ -351,8 +351,7 @@ class SamplerDraws:
         """Return how many samples an epoch has. Raises TypeError if the sampler has no length."""
         if not isinstance(self._sampler, Sized):
             raise TypeError(
-                "the sampler has no len(), so the number of batches is not known before an epoch has begun; give it a "
-                "__len__"
+                "the sampler has no len(), so the number of batches is not known before an epoch; give it a __len__"
             )
         return len(self._sampler)
 
@@ -385,9 +384,8 @@ class SamplerDraws:
                 break
         else:
             raise LoaderStateError(
-                "the sampler's order differs from that of the saved state, so the rest of that epoch is "
-                "unknown; give the sampler a generator with a fixed seed (torch.Generator().manual_seed(...)), or use "
-                "shuffle=True or weights= instead, which can be resumed anywhere"
+                "the sampler's order differs from that of the saved state: give it a generator with a fixed seed "
+                "(torch.Generator().manual_seed(...)), or use shuffle=True or weights=, which can be resumed anywhere"
             )
         if len(numbers) and (numbers.min() < 0 or numbers.max() >= n_samples):
             wrong = numbers[(numbers < 0) | (numbers >= n_samples)][0]

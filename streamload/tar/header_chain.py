@@ -577,16 +577,14 @@ class HeaderChain:
             is_tar = len(block) == BLOCK_BYTES and _stored_sum(block) == _header_sum(block)
             raise self._error(
                 f"{'a second archive follows' if is_tar else 'other bytes follow'} after the end-of-archive marker "
-                "and would not be read; if archives were put together with `cat`, keep them as separate shards or use "
-                "`tar --concatenate`",
+                "and would not be read; keep archives as separate shards, or join them with `tar --concatenate`",
                 position + zeros,
             )
         if len(rest) > most_zeros:
             length = f"{left:,}" if self.total is not None else f"at least {len(rest):,}"
             raise self._error(
-                f"the archive ends here, but {length} bytes follow, and begin with more zeros than tar writes; the "
-                "shard was probably not downloaded or copied to its end: fetch it again, or pack it again (without "
-                "`tar -b`, whose larger records end like this)",
+                f"the archive ends here, but {length} bytes follow: more zeros than tar writes. The shard was probably "
+                "not copied to its end: fetch it again, or pack it again without `tar -b`, which ends like this",
                 position,
             )
         if total % BLOCK_BYTES:

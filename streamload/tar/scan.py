@@ -325,12 +325,13 @@ class ShardTable:
         names = tuple(alternatives)
         if names in self.columns:
             return self.columns[names]
-        self.columns[names] = members = np.full(len(self), MISSING, np.int64)
+        members = np.full(len(self), MISSING, np.int64)
         sample_of_member = np.repeat(np.arange(len(self)), np.diff(self.sample_start))
         for name in reversed(names):
             if name in self.fields:
                 holding = np.flatnonzero(self.member_field == self.fields.index(name))
                 members[sample_of_member[holding]] = holding
+        self.columns[names] = members  # only now: Ctrl-C must not leave it half filled
         return members
 
     def sample_fields(self, sample: int) -> tuple[str, ...]:

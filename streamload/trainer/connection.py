@@ -105,7 +105,7 @@ class Connection:
         if isinstance(message, EpochStart) and self._worker is not None:
             self._worker.begin(message.number)
         self._unsent.append(message)
-        self._flush()
+        self.flush()
 
     def abandon(self, number: int) -> None:
         """Tell the feeder to abandon a pass. Safe at any moment in any thread; waits for no lock or answer."""
@@ -137,7 +137,7 @@ class Connection:
                 self._raise_broken(error)
             if arrived is None:
                 if self._unsent:
-                    self._flush()
+                    self.flush()
                 return None
             self._dispatch(*arrived)
         message = self.messages.popleft()
@@ -226,10 +226,10 @@ class Connection:
         """Return the memory of the next batch. Its slot is free once the last view is gone."""
         self._unacknowledged += 1
         if self._unacknowledged >= self._acknowledge_after:  # one message per batch would cost more than all other work
-            self._flush()
+            self.flush()
         return self._slots.lease(slot)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Acknowledge batches and released slots, and send all queued messages."""
         if self._unacknowledged:
             unacknowledged, self._unacknowledged = self._unacknowledged, 0
@@ -238,13 +238,17 @@ class Connection:
 
     def _send_unsent(self) -> None:
         """Send all queued messages, including any that another thread adds meanwhile by dropping a pass."""
-        while self._unsent and self._sending.acquire(blocking=False):
-            try:
-                messages = [self._unsent.popleft() for _ in range(len(self._unsent))]
-                with suppress(ConnectionError):  # the next `receive` raises FeederDiedError
-                    self._channel.send_all(messages)
-            finally:
-                self._sending.release()
+        try:
+            while self._unsent and self._sending.acquire(blocking=False):
+                try:
+                    messages = [self._unsent.popleft() for _ in range(len(self._unsent))]
+                    with suppress(ConnectionError):  # the next `receive` raises FeederDiedError
+                        self._channel.send_all(messages)
+                finally:
+                    self._sending.release()
+        except BaseException:  # Ctrl-C, after which half of a message may be sent
+            self._end()
+            raise
 
     def close(self) -> None:
         """End the feeder, and kill it if it does not end soon. Idempotent."""
@@ -274,12 +278,16 @@ def start_feeder_process(workers: int, cuda: Cuda | None) -> Connection:
 
 def _end(child: Child | None, channel: Channel | InProcessChannel, slots: SlotReader, owner: int) -> None:
     is_owner = os.getpid() == owner
-    channel.close(ends=is_owner)
-    slots.close()
-    if child is not None:
-        if is_owner:
+    try:
+        channel.close(ends=is_owner)
+        slots.close()
+        if child is not None and is_owner:
             child.end(_GRACE_S)
-        child.close()
+    finally:
+        if child is not None:
+            if is_owner:
+                child.end(0.0)  # Ctrl-C has ended the wait
+            child.close()
 
 
 class FeederDiedError(WorkerError):

@@ -131,6 +131,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
     """
 
     _stays_in_trainer = True
+    _ended: str | None = _CLOSED  # until `__init__` is done
 
     def __init__(
         self,
@@ -161,9 +162,9 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._returned_s: float | None = None  # when the loop got its last batch
         self._skipped_before = batch_builder.n_skipped
         self._turning = Lock()
-        self._ended: str | None = None  # `_FINISHED`, or why `next()` raises LoaderClosedError
         self._in_use = in_use
         cursor.state = "running"
+        self._ended = None  # or `_FINISHED`, or why `next()` raises LoaderClosedError
 
     def __next__(self) -> Any:
         batch = self._turn(self._receive, perf_counter())
@@ -243,7 +244,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                     raise second_death(error) from error
             else:
                 break
-            self._feeder_died = True  # outside of `except`, so that a Ctrl-C here has no chained traceback
+            self._feeder_died = True  # not above, where a Ctrl-C would print the feeder's death too
             self._meter.totals.add({"restarted_workers": 1})
             self._request_rest()
         self._feeder_died, self._ahead = False, None
@@ -336,6 +337,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                 continue
             memory = self.connection.lease(ready.slot)  # even for a batch that is left out, to free the slot
             if start != own:  # the batch is of an abandoned epoch
+                self.connection.flush()  # the feeder may wait for it
                 continue
             builder.check(ready)
             if ready.done.layout is not None or builder.repeats:

@@ -483,9 +483,8 @@ class SkippedMembers:
         if links := skipped.get(LINK, 0):
             self._warn_once(
                 "links",
-                f"{counted(links, 'link')} skipped in the shards read so far: a link in an archive has no bytes of its "
-                "own, and `tar` stores symlinks and repeated hard links as links; if they belong to "
-                "samples, pack the shards with `tar --hard-dereference -h`",
+                f"{counted(links, 'link')} skipped in the shards read so far, since a link in an archive has no bytes "
+                "of its own; if they belong to samples, pack the shards with `tar --hard-dereference -h`",
             )
         if count := skipped.get(MISSING_END, 0):
             self._warn_once(
@@ -499,9 +498,7 @@ class SkippedMembers:
         reasons = [f"{count:,} {reason}" for reason, count in self._skipped.items() if reason != MISSING_END]
         skipped = f": all their members were skipped ({', '.join(reasons)})" if reasons else ""
         self._warn_once(
-            "empty",
-            f"the shards hold no samples{skipped}; the files of a sample are regular files named KEY.FIELD, such as "
-            "0001.jpg and 0001.cls",
+            "empty", f"the shards hold no samples{skipped}; samples are files named KEY.FIELD, like 1.jpg, 1.cls"
         )
 
     def explain_dropped_epoch(self, samples: int, batch_size: int, world_size: int) -> None:
@@ -509,9 +506,8 @@ class SkippedMembers:
         ranks = f" on each of {counted(world_size, 'rank')}" if world_size > 1 else ""
         self._warn_once(
             "dropped",
-            f"drop_last=True drops the whole epoch, so there is no batch: it has {counted(samples, 'sample')}, and one "
-            f"batch of batch_size={batch_size}{ranks} takes {batch_size * world_size:,}; give a smaller batch_size, or "
-            "drop_last=False",
+            f"drop_last=True drops the whole epoch: it has {counted(samples, 'sample')}, and one batch of batch_size="
+            f"{batch_size}{ranks} takes {batch_size * world_size:,}; give a smaller batch_size, or drop_last=False",
         )
 
     def _warn_once(self, kind: str, message: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from streamload.decode.batch_maker import TaskRunner
 from streamload.decode.tasks import Job, RowsDone, RowTask, ScanDone, ScanTask, TaskCosts
+from streamload.limits import MOST_FREE_SLOTS
 
 
 class CallerWorker:
@@ -25,7 +26,7 @@ class CallerWorker:
         self._runner = TaskRunner(job, in_callers_process=True)
         self.waiting: deque[tuple[Any, Sequence[int]]] = deque()
         self._pass_number: int | None = None
-        self._failed: list[RowsDone] = []
+        self._failed: deque[RowsDone] = deque(maxlen=MOST_FREE_SLOTS)
 
     def begin(self, pass_number: int) -> None:
         """Make rows only for this pass from now on."""

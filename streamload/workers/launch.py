@@ -117,27 +117,28 @@ def launch(module: str, *arguments: int) -> Child:
     match it.
     """
     script = os.path.join(os.path.dirname(__file__), "child.py")
-    child = Child()
-    with open(new_memory(0), "wb", buffering=0) as program:
-        path = [entry or os.getcwd() for entry in sys.path]
-        program.write(pickle.dumps((path, program_arguments())))
-        program.seek(0)  # the processes share a file offset
-        descriptors = program.fileno(), child.theirs.fileno(), child.words, child.progress
-        numbers = map(str, (*descriptors, os.getpid(), *arguments))
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+    child, mask = Child(), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        with open(new_memory(0), "wb", buffering=0) as program:
+            path = [entry or os.getcwd() for entry in sys.path]
+            program.write(pickle.dumps((path, program_arguments())))
+            program.seek(0)  # the processes share a file offset
+            descriptors = program.fileno(), child.theirs.fileno(), child.words, child.progress
+            numbers = map(str, (*descriptors, os.getpid(), *arguments))
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # may raise KeyboardInterrupt, as below
             process = subprocess.Popen(
                 [sys.executable, "-P", script, "-m", module, *numbers],
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 env=child_environment(),
             )
-        except BaseException:
-            child.close()
-            raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    child.pid, process.returncode = process.pid, 0  # the child is waited for here, not by `Popen`
+        child.pid, process.returncode = process.pid, 0  # the child is waited for here, not by `Popen`
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    except BaseException:
+        child.end(0.0)
+        child.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        raise
     child.theirs.close()
     return child
 

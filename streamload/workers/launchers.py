@@ -126,17 +126,15 @@ def check_detected_rank(rank: int, world_size: int) -> None:
     now = rank_of_group()
     if now is not None and now != (rank, world_size):
         raise RuntimeError(
-            f"the loader was made as rank {rank} of {world_size}, but torch.distributed now has this process as rank "
-            f"{now[0]} of {now[1]}; make the loader after init_process_group (with Lightning in train_dataloader), or "
-            "give rank= and world_size="
+            f"the loader was made as rank {rank} of {world_size}, but this process now has rank {now[0]} of {now[1]}: "
+            "make it after init_process_group (with Lightning in train_dataloader), or give rank= and world_size="
         )
     data = sys.modules.get("torch.utils.data")
     worker = None if data is None else data.get_worker_info()
     if worker is not None and worker.num_workers > 1:
         raise RuntimeError(
-            f"this is worker {worker.id} of {worker.num_workers} of a torch DataLoader, and each of them would read "
-            "all samples: iterate over the StreamLoader itself, which has workers of its own, or give the DataLoader "
-            "num_workers=0; or make the StreamLoader in the worker, with its share as rank= and world_size="
+            f"each of the {worker.num_workers} workers of a torch DataLoader would read all samples: iterate over the "
+            "StreamLoader itself, give the DataLoader num_workers=0, or give each worker's rank= and world_size="
         )
 
 
@@ -152,9 +150,8 @@ def depends_on_detected_rank(rank: int | None) -> bool:
     if started and detected_rank() is None:
         launcher, tasks = started[0]
         warn_at_caller(
-            f"this is one of {counted(tasks, 'task')} that {launcher.name} has started, and each of them "
-            "reads all samples as rank 0 of 1: there is no process group, and RANK and WORLD_SIZE are not both set. "
-            f'Make the loader after init_process_group, or give rank=int(os.environ["{launcher.task}"]) and '
-            f"world_size={tasks}; if each task should read everything, give rank=0 and world_size=1"
+            f"each of {counted(tasks, 'task')} that {launcher.name} has started reads all samples, since there is no "
+            "process group, and RANK and WORLD_SIZE are not set: make the loader after init_process_group, or give "
+            f'rank=int(os.environ["{launcher.task}"]) and world_size={tasks}, or rank=0 and world_size=1 to keep this'
         )
     return True

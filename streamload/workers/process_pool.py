@@ -222,8 +222,7 @@ class ProcessPool(Pool):
             self._events.broken(
                 WorkerError(
                     f"{self._deaths_in_a_row} workers died in a row without finishing a task: check the transform, "
-                    "the decoders, the libraries that they load, and the memory that workers may use. The last one "
-                    f"{how}"
+                    f"the decoders, the libraries that they load, and the memory of workers. The last one {how}"
                 )
             )
             return None

@@ -216,8 +216,7 @@ class ShardWriter:
                 write_mark(self._destination.storage, self.folder, self._names, None)
             elif self._replaces:
                 warn_at_caller(
-                    f"no sample was written, so the existing shards in {without_secrets(self.folder)!r} were not "
-                    "overwritten"
+                    f"no sample was written, so the shards in {without_secrets(self.folder)!r} were not overwritten"
                 )
         finally:
             self._abandon()
@@ -452,7 +451,9 @@ class Destination:
             StorageError: the url names a web server or a file.
         """
         if folder.endswith(":") or ("://" in folder and not folder.rstrip("/").partition("://")[2]):
-            raise ValueError(f"{folder!r} does not name a bucket or folder; give one, as in s3://bucket/train")
+            raise ValueError(
+                f"{without_secrets(folder)!r} does not name a bucket or folder; give one, as in s3://bucket/train"
+            )
         if protocol_of(folder) in WEB:
             url = without_secrets(folder)
             raise StorageError("a web server cannot be written to; name a bucket or a folder", url=url)

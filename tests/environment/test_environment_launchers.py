@@ -172,7 +172,7 @@ def make_loader(source: str, **options: Any) -> StreamLoader:
     [
         (
             {"SLURM_STEP_NUM_TASKS": 8, "SLURM_PROCID": 3},
-            '8 tasks that srun has started.*reads all samples.*os.environ["SLURM_PROCID"]) and world_size=8',
+            '8 tasks that srun has started reads all samples.*os.environ["SLURM_PROCID"]) and world_size=8',
         ),
         ({"OMPI_COMM_WORLD_SIZE": 2}, '2 tasks that mpirun.*os.environ["OMPI_COMM_WORLD_RANK"]) and world_size=2'),
         ({"PMI_SIZE": 4, "SLURM_STEP_NUM_TASKS": 2}, '4 tasks that mpirun.*os.environ["PMI_RANK"]) and world_size=4'),

@@ -49,9 +49,8 @@ def load(member: SourceFile) -> bytes:
 def read_regular(path: str) -> bytes | None:
     """Return a file's bytes; None for a pipe or device. Raises OSError, also for a folder."""
     # Without O_NONBLOCK, opening a named pipe would block forever.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(descriptor, "rb", buffering=0) as file:
-        return file.read() if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+    with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        return file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
 
 
 def _check_content(extension: str, data: bytes) -> None:
