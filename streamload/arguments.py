@@ -123,8 +123,7 @@ def by_field(argument: str, functions: Mapping[str, T]) -> dict[str, T]:
                 raise ValueError(f"{argument} has a function for {key!r}, which contains an empty field name")
             if keys.setdefault(name, key) != key:
                 raise ValueError(
-                    f"{argument} has functions for {keys[name]!r} and for {key!r}, which both name the field {name!r}; "
-                    "keep one of them"
+                    f"{argument} has functions for {keys[name]!r} and {key!r}, both for the field {name!r}; keep one"
                 )
     return {name: functions[key] for name, key in keys.items()}
 

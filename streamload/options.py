@@ -330,8 +330,7 @@ def _check_cache_folder(folder: str) -> None:
     """Create the cache's folder if it is missing, and raise ValueError unless it can be used."""
     if (foreign := why_not_private(shards_folder(folder))) is not None:
         raise ValueError(
-            f"cache_dir={folder!r} cannot be used: {foreign}, so other users may have written files there; name a "
-            "folder of your own"
+            f"cache_dir={folder!r} cannot be used: {foreign}, so others may have written there; name one of your own"
         )
     try:
         os.makedirs(folder, exist_ok=True)

@@ -15,7 +15,7 @@ import pytest
 from make_shards import write_numbers, write_samples
 from PIL import Image
 from processes import children
-from transforms import raise_on_33
+from transforms import raise_on_33, slow
 
 from streamload import StreamLoader, TarDataset
 from streamload.errors import (
@@ -144,6 +144,16 @@ def test_an_alternative_is_proposed_for_a_missing_field(tmp_path: Path) -> None:
         next(iter(loader))
     with TarDataset(tmp_path / "s", **options) as dataset, pytest.raises(SampleError, match=said):
         dataset[0]
+
+
+def test_a_shard_that_is_gone_takes_effect_at_its_batch(tmp_path: Path) -> None:
+    source = write_numbers(tmp_path / "s", [4] * 4)
+    with StreamLoader(source, 4, fields=("cls",), transform={"cls": slow}, num_workers=2) as loader:
+        sorted(Path(source).glob("*.tar"))[2].unlink()
+        batches = iter(loader)
+        assert [next(batches)[0].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        with pytest.raises(ShardNotFoundError):
+            next(batches)
 
 
 def test_a_shard_replaced_while_in_use(source: str) -> None:

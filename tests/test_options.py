@@ -127,8 +127,8 @@ def test_what_only_this_process_can_read_has_no_workers() -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (("png", "jpg;png"), "functions for 'png' and for 'jpg;png', which both name the field 'png'"),
-        (("png", ".PNG"), "functions for 'png' and for '.PNG', which both name the field 'png'"),
+        (("png", "jpg;png"), "functions for 'png' and 'jpg;png', both for the field 'png'"),
+        (("png", ".PNG"), "functions for 'png' and '.PNG', both for the field 'png'"),
         *(((key,), f"a function for '{key}', which contains an empty field name") for key in ("", "jpg;", "a; ;b")),
     ],
 )
@@ -292,7 +292,7 @@ def test_a_cache_that_another_user_has_prepared_is_refused(tmp_path: Path) -> No
     prepared.mkdir()
     options(cache_dir=tmp_path)
     os.chown(prepared, 12345, 12345)
-    with pytest.raises(ValueError, match=r"cache_dir=.*another user \(uid 12345\).*name a folder of your own"):
+    with pytest.raises(ValueError, match=r"cache_dir=.*another user \(uid 12345\).*name one of your own"):
         options(cache_dir=tmp_path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import tempfile
 import time
@@ -393,6 +394,7 @@ def _undecodable(
 ) -> list[SampleError]:
     """Decode every field of every sample; return the errors, of which the last may stand for several."""
     errors: list[SampleError] = []
+    logging.getLogger("streamload.samples").disabled = True  # each error is reported below
     with streamload.StreamLoader(
         urls,
         _DECODED_TOGETHER,

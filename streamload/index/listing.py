@@ -39,9 +39,8 @@ SHARDIFY, SHARD_WRITER = "shardify", "ShardWriter"
 _MARK_FILE = ".streamload-unfinished.json"
 _MOST_MARK_BYTES = 1 << 20
 _ADVICE = {
-    SHARDIFY: "a `shardify` or `streamload map` (or `pack`, `map_shards`) into this folder was interrupted, or "
-    "is still running; run it again with --resume (resume=True) to go on, or with --overwrite (overwrite=True) to "
-    "start over",
+    SHARDIFY: "a `shardify`, `pack` or `map` into this folder was interrupted, or is still running; run it again with "
+    "--resume (resume=True) to go on, or with --overwrite (overwrite=True) to start over",
     SHARD_WRITER: "a ShardWriter was interrupted, or is still running; write the shards again with overwrite=True, or "
     "remove the folder",
 }
@@ -311,8 +310,7 @@ class ShardFinder:
             if self._elsewhere is None:
                 shown = without_secrets(os.fspath(elsewhere))
                 raise DatasetIndexError(
-                    f"index={shown!r} holds no index.json; write one there with `streamload index SHARDS --output "
-                    f"{shown}`"
+                    f"index={shown!r} holds no index.json; `streamload index SHARDS --output {shown}` writes one"
                 )
 
     def index_of(self, folder: str) -> DatasetIndex | None:

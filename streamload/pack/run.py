@@ -376,7 +376,10 @@ class _Run:
 
         with ThreadPoolExecutor(SMALL_REQUESTS, "streamload-records") as threads:
             records = threads.map(record_of, [task for task in tasks if task.digest in stored])
-            return {record.digest: record for record in records if record is not None}
+            finished = {record.digest: record for record in records if record is not None}
+        if lost := len(stored) - len(finished):
+            say(f"note: {counted(lost, 'finished task')} had other files or options, or changed shards: packing anew")
+        return finished
 
     def _record_urls(self) -> dict[str, str]:
         urls = [info.url for info in self._storage.list(f"{escaped(self._packing)}/*.record")]

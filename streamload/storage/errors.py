@@ -67,8 +67,8 @@ _row(
 _row(StorageError, "access is denied ({shown}); give credentials that allow this ({login})", 401, 403)
 _row(
     StorageError,
-    "no credentials were found in storage_options, in the environment, or from this machine's cloud; give them, or "
-    "`anon=True` for a public bucket (for `~/.aws`, install boto3)",
+    "no credentials were found in storage_options (`key`, `secret`, `profile`), the environment, this machine's cloud "
+    "or (with the extra `s3`) `~/.aws`; give them, or `anon=True` for a public bucket",
     "no credentials",
 )
 _row(

@@ -457,8 +457,7 @@ class ObjectStorage:
         process = os.getpid()
         if _used_by - {process}:
             raise StorageError(
-                "this process was forked from one that has used a storage, and would wait forever here; start it with "
-                "the spawn method",
+                "this process is a fork of one that has used a storage, and would hang; start it with the spawn method",
                 url=root,
             )
         _used_by.add(process)

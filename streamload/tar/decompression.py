@@ -178,8 +178,7 @@ class Decompressor:
         if self.decompressed_bytes > max(RATIO_FREE_BYTES, MOST_RATIO * self.compressed_bytes):
             raise self._error(
                 f"the first {self.compressed_bytes} bytes of this shard make {self.decompressed_bytes} or more, "
-                f"over {MOST_RATIO} times as much, so it may be a decompression bomb; if it is not, store it "
-                "uncompressed",
+                f"over {MOST_RATIO} times as much, which may be a decompression bomb; if not, store it uncompressed",
                 self.compressed_bytes,
             )
         return piece

@@ -26,6 +26,7 @@ from streamload.trainer.connection import Connection, FeederDiedError, second_de
 from streamload.trainer.feeder_link import FeederLink, SkippedMembers
 
 _log = logging.getLogger("streamload")
+_log_of_samples = logging.getLogger("streamload.samples")
 
 MOST_KEPT = 10_000
 """Maximum number of errors kept for left-out samples; each holds a traceback as text."""
@@ -104,9 +105,11 @@ class BatchBuilder:
             self.skipped.append(error)
             self.n_skipped += 1
             if self.n_skipped <= _MAX_LOGGED:
-                _log.warning("sample left out (on_error=%r): %s", self._on_error, error)
+                _log_of_samples.warning("sample left out (on_error=%r): %s", self._on_error, error)
             if self.n_skipped == _MAX_LOGGED:
-                _log.warning("errors of further samples that are left out are not logged; see loader.skipped")
+                _log_of_samples.warning(
+                    "errors of further samples that are left out are not logged; see loader.skipped"
+                )
 
     def build(self, batch: ReadyBatch, memory: Bytes) -> Any:
         """Build a non-empty batch from a slot's memory."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 from crafted_tar import Archive, header
@@ -24,6 +26,14 @@ def scan(names: list[bytes], payloads: list[bytes] | None = None) -> ShardTable:
 def grouped(names: list[bytes]) -> list[tuple[str, tuple[str, ...]]]:
     table = scan(names)
     return [(table.key(sample), table.sample_fields(sample)) for sample in range(len(table))]
+
+
+def test_a_column_that_ctrl_c_interrupts_is_complete_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = scan([b"a.cls", b"b.cls"])
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(np, "flatnonzero", lambda _: signal.raise_signal(signal.SIGINT))
+        table.column(["cls"])
+    assert table.column(["cls"]).tolist() == [0, 1]
 
 
 def test_keys_and_fields() -> None:

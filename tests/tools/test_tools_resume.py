@@ -87,7 +87,9 @@ def test_other_files_or_options_give_what_a_new_run_gives(
     tmp_path: Path, change: Callable[[Path], tuple[object, ...]]
 ) -> None:
     source, dest = stopped(tmp_path)
-    completed(source, dest, *OPTIONS, *change(source))
+    assert "had other files or options, or changed shards: packing anew" in completed(
+        source, dest, *OPTIONS, *change(source)
+    )
 
 
 def test_a_kept_shard_that_was_changed_is_packed_again(tmp_path: Path) -> None:
