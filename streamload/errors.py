@@ -124,7 +124,7 @@ class DatasetIndexError(StreamloadError):
 
 
 class SampleError(StreamloadError):
-    """A sample could not be made. `on_error=` decides whether that ends the run; a bug in the program always does."""
+    """A sample could not be made. `on_error=` decides whether that ends the run; errors like NameError always do."""
 
 
 class DecodeError(SampleError):

@@ -104,7 +104,7 @@ FREE_MEMORY_SHARE = 4
 LEAST_BUDGET_BYTES = 64 << 20
 # The bytes of the budget for request buffers: the measured growth of the feeder with `MOST_REQUESTS` in flight.
 REQUESTS_BYTES = 112 << 20
-# The buffers to count for one request if a small budget limits the number of requests.
+# The bytes of buffers that a request is assumed to need, if a small budget limits the number of requests.
 REQUEST_BYTES = REQUESTS_BYTES // 28
 # The ratio in which a budget too small for `REQUESTS_BYTES` is divided into parts and request buffers.
 PARTS_PROPORTION, REQUESTS_PROPORTION = 25, 7
@@ -122,7 +122,7 @@ FIRST_BLOCK_ROWS, BLOCK_ROWS = 256, 2048
 # -- memory beside the budget -----------------------------------------------------------------------------------------
 # Local shards that stay mapped between epochs: their maximum total bytes and number.
 RESIDENT_BYTES, RESIDENT_SHARDS = 256 << 20, 64
-# Number of free slots kept regardless of size, and the total bytes up to which more are kept than are in flight.
+# Free slots: how many are always kept. Beyond the number in flight, more are kept only up to this many bytes in all.
 LEAST_FREE_SLOTS, FREE_SLOTS_BYTES = 8, 128 << 20
 # Maximum number of free slots: usually more than there are batches in flight, so that slots are reused.
 MOST_FREE_SLOTS = 640
@@ -138,7 +138,7 @@ SCHEDULED_SHARDS_SHARE = 8
 SLOTS_IN_FLIGHT_SHARE, SLOTS_KEPT_SHARE = 4, 8
 # Worker: open shards.
 WORKER_SHARDS_SHARE = 4
-# With 0 workers, the caller's process, which also holds the program's own descriptors: open shards.
+# Caller's process, with 0 workers: open shards; the program has descriptors of its own.
 CALLER_SHARDS_SHARE = 6
 
 # -- concurrent requests ----------------------------------------------------------------------------------------------

@@ -132,8 +132,8 @@ class Options:
         if self.num_workers == "auto":
             return replace(self, num_workers=0)
         raise ValueError(
-            f"num_workers={self.num_workers}, but only this process can read {only_here!r}, in memory or by a class "
-            "of the script: use num_workers=0, put the shards on a disk or in a bucket, or move the class to a module"
+            f"num_workers={self.num_workers}, but only this process can read {only_here!r} (in memory, or with a "
+            "class of the script): use num_workers=0, put the shards on disk or in a bucket, or put it in a module"
         )
 
     @cached_property

@@ -192,7 +192,7 @@ class RandomAccess:
             opened.add(shard, listed.url, listed.bytes, open_listed(listed))
             self._open[shard] = opened
             if len(self._open) > _OPEN_SHARDS:
-                self._open.popitem(last=False)  # its last reader closes it
+                self._open.popitem(last=False)  # closed once no thread reads it
         self._open.move_to_end(shard)
         return self._open[shard]
 

@@ -139,7 +139,7 @@ class _Uses:
 
     Attributes:
         own: the names of the user's modules.
-        names: those of globals and attributes used in the user's functions, and their strings.
+        names: the globals and attributes that the user's functions use, and the strings in their code.
         modules: the names of the user's modules that functions refer to or import.
         tried: the values tested, by their `id`, each with True if it pickles.
     """

@@ -45,7 +45,7 @@ class Feeder:
     Args:
         send: sends messages to the trainer, as `AsyncChannel.send` does.
         launched: worker processes to use, started earlier.
-        shards: opens all shards, if this is the trainer's process.
+        shards: opens all shards; given only in the trainer's process.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Feeder:
             with self._failing():
                 self._stream.pump()
             if self.scans.feed():
-                self._fetch_soon()  # the epoch may wait for a failed shard, and no other event may follow
+                self._fetch_soon()  # an epoch that waits for a failed shard might get no other event
             while self.pool.has_room() and self.scans.submit_next(self.pool):
                 pass
             self._meter.record_state()
@@ -333,7 +333,7 @@ class FeederMeter:
     def _reason(self) -> str:
         fetcher, pool = self._engine.fetcher, self._engine.pool
         if 2 * pool.n_with_tasks() > len(pool.workers) or self._stream.full:
-            return "work"  # if full, one batch takes longer than the batches after it
+            return "work"  # full, yet awaited: the next batch itself is being made
         if fetcher is not None and (fetcher.transfers.running or not self._engine.scans.requested):
             return "memory" if fetcher.lacking else "network"
         return "scan"

@@ -28,7 +28,7 @@ class LoaderState:
         fingerprint: the dataset's digest, from `fingerprint`.
         epoch_size: samples per epoch, if the loader has an `epoch_size`, weights, or a mixture with a selection.
         weights: a name or digest of the weights.
-        sampler: the digest of a sampler's order.
+        sampler: "order:" and the digest of a sampler's order, or that it is not drawn yet.
         mixture: the names and shares of its datasets.
         block: samples per block of a mixture.
         selection: a digest of the selected samples.
@@ -107,7 +107,7 @@ def check(saved: LoaderState, now: LoaderState, *, lanes: int | None) -> None:
 
     Args:
         saved: the state to resume from.
-        now: the loader's state. Windows are compared only with shuffle. Both states must have a sampler, or
+        now: the loader's state. Windows are compared only if one state shuffles. Both states must have a sampler, or
             neither; a sampler's order is compared later.
         lanes: the loader's argument; None accepts any number.
 

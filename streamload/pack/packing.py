@@ -88,14 +88,14 @@ def pack(
             pickled for the workers, even from `__main__`.
         inputs: picklable values: paths, rows of a table, numbers. All are held in memory.
         destination: a folder or a url.
-        workers: number of processes; None is one per core.
+        workers: number of processes; None is one per core, or four tasks per core with `ray`.
         max_bytes: maximum size of a shard; a number of bytes, or "256MB".
         max_count: maximum number of samples in a shard.
         resume: continue an interrupted run.
         overwrite: first remove existing shards, or an interrupted run.
         storage_options: as for `StreamLoader`.
         filesystem: an fsspec filesystem to write with, as for `StreamLoader`.
-        ray: the address of a Ray cluster to pack on, or "auto" for this machine's. Input files and a local destination
+        ray: a Ray cluster's address, or "auto" (RAY_ADDRESS or this machine's). Input files and a local destination
             must be on a file system that all nodes share. `workers` is the number of tasks at once.
 
     Raises:

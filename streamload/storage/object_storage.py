@@ -298,7 +298,7 @@ class ObjectStorage:
         self._pausing = threading.Lock()
 
     def info(self, url: str) -> ShardInfo:
-        """Return size and version by one HEAD; if it fails, list the folder to explain why."""
+        """Return size and version by one HEAD; if that fails in a bucket, list the folder to explain why."""
         root, key = locate(url)
         if not self._web and not key:
             raise ShardNotFoundError("this is a bucket, but a shard must be an object in it; check the path", url=url)
@@ -413,7 +413,7 @@ class ObjectStorage:
             raise errors.answer_error(url, "whole")
 
         async def pieces() -> AsyncGenerator[bytes, None]:
-            with errors.fsspec_errors(url):  # not closed here: that would wait for the thread that reads
+            with errors.fsspec_errors(url):  # closing `response` would wait for the reading thread
                 while piece := await asyncio.to_thread(response.read1, _PIECE_BYTES):
                     yield piece  # one by one, since reading can be cancelled only between two pieces
 

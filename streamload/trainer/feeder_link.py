@@ -179,7 +179,7 @@ class FeederLink:
             if job != old_job and job == self.options.pickled_job(self._own_transforms):
                 _log.warning(
                     "the workers are restarted: the loader's functions, or values that they refer to, have changed "
-                    "since the last pass. To avoid this, let them refer only to values that they use"
+                    "since the last pass. To avoid this, let them refer to no value that changes"
                 )
                 self.disconnect()
 
@@ -276,7 +276,7 @@ class FeederLink:
 
 
 class FeederClient:
-    """Call functions of `Calls`: in a feeder's process if a server is needed to read `places`, else in this process.
+    """Call functions of `Calls`: in a feeder's process if reading `places` takes requests, else in this process.
 
     The first call starts the feeder; a later call starts another feeder if the first has ended.
 

@@ -75,7 +75,7 @@ class InProcessChannel:
         return self._arrived.popleft() if self._arrived else None
 
     def receive(self, _timeout_s: float | None) -> Message:
-        """Return the next message, which has arrived once the caller has done all tasks."""
+        """Return the next message. Raises RuntimeError if none has arrived; the caller must do all tasks first."""
         if not self._arrived:
             raise RuntimeError("the feeder has neither a task nor a message")
         return self._arrived.popleft()

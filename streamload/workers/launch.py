@@ -125,7 +125,7 @@ def launch(module: str, *arguments: int) -> Child:
             program.seek(0)  # the processes share a file offset
             descriptors = program.fileno(), child.theirs.fileno(), child.words, child.progress
             numbers = map(str, (*descriptors, os.getpid(), *arguments))
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # may raise KeyboardInterrupt, as below
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a pending Ctrl-C may raise here
             process = subprocess.Popen(
                 [sys.executable, "-P", script, "-m", module, *numbers],
                 pass_fds=descriptors,

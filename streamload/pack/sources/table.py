@@ -289,7 +289,7 @@ def _extension_by_content(content: bytes) -> str:
 
 
 def _numbers(table: Table, name: str, notes: list[str]) -> list[Any]:
-    """Convert a column of text to finite numbers, and empty text to nan; keep all as text if any is neither.
+    """Convert a column of text to numbers, and empty text to nan; keep all as text if any is infinite or no number.
 
     An empty column stays text too. If most are numbers, add a note that names the first that is not.
     """
