@@ -116,7 +116,7 @@ SCANNED_PARTS, SCANNED_PARTS_SHARE = 96, 4
 DECOMPRESSED_AT_ONCE = 4
 # The share of the budget for tables in memory, with its minimum and maximum; without a budget, the maximum applies.
 TABLES_SHARE, LEAST_TABLES_BYTES, MOST_TABLES_BYTES = 16, 32 << 20, 256 << 20
-# Rows of a remote dataset planned at once: few at first, for an early first batch, then more.
+# Rows planned at once: few at first, for an early first batch; then, for a remote dataset, more.
 FIRST_BLOCK_ROWS, BLOCK_ROWS = 256, 2048
 
 # -- memory beside the budget -----------------------------------------------------------------------------------------

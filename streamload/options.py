@@ -133,7 +133,7 @@ class Options:
             return replace(self, num_workers=0)
         raise ValueError(
             f"num_workers={self.num_workers}, but only this process can read {only_here!r} (in memory, or with a "
-            "class of the script): use num_workers=0, put the shards on disk or in a bucket, or put it in a module"
+            "class of the script): use num_workers=0, put the shards on disk or in a bucket, or the class in a module"
         )
 
     @cached_property

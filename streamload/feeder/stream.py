@@ -61,7 +61,7 @@ _MOST_LOOKAHEAD_ROWS = 1 << 17
 _RUN_S, _RUN_BYTES = 0.030, 20 << 20
 # Maximum batches of all tasks in flight, if tasks have several batches.
 _BATCHES_IN_FLIGHT = 512
-# Acknowledgements for as many batches as may be outstanding: the trainer acknowledges a fifth of them at once.
+# Acknowledgements per full window of outstanding batches: the trainer acknowledges a fifth of it at once.
 _MESSAGES_PER_WINDOW = 5
 # Maximum batches per acknowledgement: half of `MOST_KEPT_SLOTS`, the slots that the trainer may hold.
 _MOST_UNACKNOWLEDGED = 64

@@ -21,7 +21,7 @@ Bytes = NDArray[np.uint8]
 # Maximum gap between ranges that one call reads: reading the gap takes a microsecond or two, as does another call.
 _GAP_BYTES = 16 << 10
 
-# Unused bytes before the first range, since decimal numbers are read at the width of the longest, aligned right.
+# Unused bytes before the first range: the decoder of decimal numbers also reads bytes before a short one.
 _LEAD_BYTES = 64
 
 _MAP_FAILED = ctypes.c_void_p(-1).value

@@ -286,7 +286,7 @@ def _end(child: Child | None, channel: Channel | InProcessChannel, slots: SlotRe
     finally:
         if child is not None:
             if is_owner:
-                child.end(0.0)  # Ctrl-C has ended the wait
+                child.end(0.0)  # if Ctrl-C ended the wait
             child.close()
 
 

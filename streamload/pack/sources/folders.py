@@ -129,7 +129,7 @@ def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: b
 
 
 def _layout(tree: Tree, *, by_stem: bool | None) -> dict[str, Roots]:
-    """Return each split's roots by the path of its folder, "" without splits; a split of class folders has no roots."""
+    """Return roots by split (`train/`; "" without splits); a split of class folders has no roots."""
     folders, loose = tree.inside("")
     if not any(map(is_data, loose)):
         splits = _splits(folders)
