@@ -540,8 +540,7 @@ def _sums_of(image: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def _sums_of_batch(samples: Sequence[tuple[NDArray[np.int64] | None, ...]]) -> tuple[int, NDArray[np.int64]]:
-    measured = (sums for each in samples for sums in each if sums is not None)
-    return len(samples), reduce(_merged, measured, _NO_PIXELS)
+    return len(samples), reduce(_merged, (sums for each in samples for sums in each if sums is not None), _NO_PIXELS)
 
 
 def _merged(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:

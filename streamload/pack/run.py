@@ -590,8 +590,9 @@ def ray_pool(address: str, at_once: int | None) -> Iterator[Pool]:
             yield results
         finally:
             with suppress(ray.exceptions.RayError):
-                for unfinished in in_flight:
-                    ray.cancel(unfinished, force=True)
+                for each in in_flight:
+                    if not ray.wait([each], timeout=0, fetch_local=False)[0]:  # Ray can crash if it has failed
+                        ray.cancel(each, force=True)
                 if in_flight:
                     ray.wait([*in_flight], num_returns=len(in_flight), timeout=_CANCEL_TIMEOUT_S, fetch_local=False)
 
