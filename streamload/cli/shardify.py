@@ -184,8 +184,8 @@ def map_command(
 ) -> None:
     """Call a function for each sample and write the result: a sample, a list of samples, or nothing for None.
 
-    A sample is a dict of "__key__", "__url__" and the fields. Shards keep their names if these are unique .tar names;
-    --max-bytes and --max-count number them anew. Readers refuse DEST until everything is done.
+    A sample is a dict of "__key__", "__url__" and the fields. Shards keep their names if all are unique and end in
+    .tar; with --max-bytes or --max-count they are numbered. Readers refuse DEST until everything is done.
 
     Examples:
       streamload map filters:large_enough shards/train shards/large

@@ -413,11 +413,11 @@ def _undecodable(
         except SampleError as error:
             if error.key is not None:  # without a key, the error only says that every sample was skipped
                 errors.append(error)
-        skipped = loader.statistics().skipped_samples
-        progress.advance(skipped, 0)
+        progress.advance(skipped := loader.statistics().skipped_samples, 0)
         errors += loader.skipped
         if more := skipped - len(loader.skipped):
             errors.append(SampleError(f"{counted(more, 'more sample')} cannot be decoded; repair the named ones first"))
+    logging.getLogger("streamload.samples").disabled = False
     return errors
 
 

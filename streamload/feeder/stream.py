@@ -593,11 +593,7 @@ class Scans:
         self.numbers: Iterator[int] = itertools.count()
 
     def request(self, shards: Iterable[int]) -> None:
-        """Request the counts of some shards.
-
-        Raises:
-            DatasetIndexError, StorageError: as for `Dataset.find`.
-        """
+        """Request the counts of some shards; an error is recorded in `errors`."""
         counts = self._tables.counts.values
         for shard in shards:
             if shard not in self.requested and counts[shard] < 0:
@@ -722,7 +718,7 @@ class Scans:
         return None
 
     def on_done(self, done: ScanDone) -> None:
-        """Record the result of a scan. Raises ShardFormatError as `Scanner.add` does."""
+        """Record the result of a scan."""
         self._end(done.number)
         for result in done.shards:
             shard, piece = result.shard, result.piece

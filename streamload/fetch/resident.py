@@ -136,6 +136,6 @@ def open_listed(listed: Shard) -> int:
     os.close(descriptor)
     raise ShardChangedError(
         f"the shard was changed while it was in use: it had {listed.bytes} bytes (mtime {listed.mtime_ns}), now it has "
-        f"{status.st_size} ({status.st_mtime_ns}); make a new loader, and give each version of a dataset a folder",
+        f"{status.st_size} ({status.st_mtime_ns}); make a new loader, and give each version its own folder",
         url=listed.url,
     )

@@ -236,7 +236,7 @@ class Dataset:
             self.add(shard, table)
             return
         self._growing[shard] = growing
-        if self.counts.values[shard] < 0:
+        if self.counts.values[shard] < 0 and len(table) >= self.counts.least(shard):  # else it is scanned anew
             self._tables[shard] = table
             self.counts.at_least(shard, len(table))
 
@@ -757,8 +757,8 @@ def read_class_names(folders: Sequence[str], storages: Storages) -> tuple[str, .
                 here, there = (f"is {name!r}" if name is not None else "has no name" for name in pair)
                 raise DatasetIndexError(
                     f"the same label stands for different classes: {label} {here} here, but {there} in {first!r}; pack "
-                    f"both with `shardify --classes {first}`, leave cls out of fields, or (in a Mixture) change "
-                    "labels in a Portion's transform",
+                    f"both with `shardify --classes {first}`, leave cls out of fields, read each "
+                    "alone, or (in a Mixture) change labels in a Portion's transform",
                     url=other,
                 )
     return existing[0][1] if existing else None

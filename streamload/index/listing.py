@@ -158,7 +158,7 @@ def _matched(shards: Sequence[Shard], others: Sequence[Shard], shown: str) -> li
     lacking = next((name for name in names if name not in numbers), names[0])
     raise ValueError(
         f"{shown} has {counted(len(others), 'shard')}, but {lacking!r}, one of {len(names):,}, has no unique match; a "
-        "sidecar needs a shard of the same name for each shard, or equally many in the same order"
+        "sidecar needs as many shards, of the same names or in order, as `streamload map --sidecar` writes them"
     )
 
 

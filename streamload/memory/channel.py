@@ -85,7 +85,7 @@ def refused_exit(error: SystemExit) -> WorkerError:
     at = next((each for each in reversed(frames) if each.name == "<module>"), frames[-1])
     return WorkerError(
         f"{at.filename} exits in line {at.lineno} (SystemExit: {error}) when a worker imports it for the loader's "
-        'functions; call sys.exit and parse arguments only in functions, or under `if __name__ == "__main__":`'
+        'arguments; call sys.exit and parse arguments only in functions, or under `if __name__ == "__main__":`'
     )
 
 

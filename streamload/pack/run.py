@@ -378,7 +378,7 @@ class _Run:
             records = threads.map(record_of, [task for task in tasks if task.digest in stored])
             finished = {record.digest: record for record in records if record is not None}
         if lost := len(stored) - len(finished):
-            say(f"note: {counted(lost, 'finished task')} had other files or options, or changed shards: packing anew")
+            say(f"note: {counted(lost, 'finished task')} again to do: their files, options or shards have changed")
         return finished
 
     def _record_urls(self) -> dict[str, str]:

@@ -219,7 +219,7 @@ class Expression:
                 raise
         self.names = list(recorder)
         if not self.names:
-            raise ValueError(f"where={text!r} names no column, without quotes; {_GRAMMAR}")
+            raise ValueError(f"where={text!r} names no column (quotes make a string); {_GRAMMAR}")
         self.class_names = list(_class_names(tree))
 
     def select(self, columns: _Columns) -> NDArray[np.bool_]:

@@ -584,7 +584,7 @@ class HeaderChain:
             length = f"{left:,}" if self.total is not None else f"at least {len(rest):,}"
             raise self._error(
                 f"the archive ends here, but {length} bytes follow: more zeros than tar writes. The shard was probably "
-                "not copied to its end: fetch it again, or pack it again without `tar -b`, which ends like this",
+                "not copied to its end: fetch it again, or pack it again without `tar -b`, whose archives end so",
                 position,
             )
         if total % BLOCK_BYTES:

@@ -504,7 +504,7 @@ def _refuse_repeated_fields(table: ShardTable, url: str) -> None:
     if len(repeats):
         repeat = int(repeats.min())
         raise ShardFormatError(
-            f"the sample has the field {table.fields[table.member_field[repeat]]!r} twice; pack the shard with it once",
+            f"the sample has the field {table.fields[table.member_field[repeat]]!r} twice; pack the shard with one",
             url=url,
             key=table.key(int(sample_of_member[repeat])),
             offset=int(table.member_offset[repeat]) - BLOCK_BYTES,

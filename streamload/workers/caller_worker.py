@@ -26,7 +26,7 @@ class CallerWorker:
         self._runner = TaskRunner(job, in_callers_process=True)
         self.waiting: deque[tuple[Any, Sequence[int]]] = deque()
         self._pass_number: int | None = None
-        self._failed: deque[RowsDone] = deque(maxlen=MOST_FREE_SLOTS)
+        self._failed: deque[RowsDone] = deque(maxlen=MOST_FREE_SLOTS)  # more than wait for the loop
 
     def begin(self, pass_number: int) -> None:
         """Make rows only for this pass from now on."""

@@ -134,7 +134,7 @@ def check_detected_rank(rank: int, world_size: int) -> None:
     if worker is not None and worker.num_workers > 1:
         raise RuntimeError(
             f"each of the {worker.num_workers} workers of a torch DataLoader would read all samples: iterate over the "
-            "StreamLoader itself, give the DataLoader num_workers=0, or give each worker's rank= and world_size="
+            "StreamLoader itself, give the DataLoader num_workers=0, or make one in each worker with rank="
         )
 
 
@@ -150,8 +150,8 @@ def depends_on_detected_rank(rank: int | None) -> bool:
     if started and detected_rank() is None:
         launcher, tasks = started[0]
         warn_at_caller(
-            f"each of {counted(tasks, 'task')} that {launcher.name} has started reads all samples, since there is no "
-            "process group, and RANK and WORLD_SIZE are not set: make the loader after init_process_group, or give "
-            f'rank=int(os.environ["{launcher.task}"]) and world_size={tasks}, or rank=0 and world_size=1 to keep this'
+            f"each of {counted(tasks, 'task')} that {launcher.name} has started reads all samples: there is no process "
+            f'group, nor both RANK and WORLD_SIZE; give rank=int(os.environ["{launcher.task}"]) and world_size={tasks},'
+            " make the loader after init_process_group, or give rank=0 and world_size=1 if each should read all"
         )
     return True

@@ -87,7 +87,7 @@ def test_other_files_or_options_give_what_a_new_run_gives(
     tmp_path: Path, change: Callable[[Path], tuple[object, ...]]
 ) -> None:
     source, dest = stopped(tmp_path)
-    assert "had other files or options, or changed shards: packing anew" in completed(
+    assert "again to do: their files, options or shards have changed" in completed(
         source, dest, *OPTIONS, *change(source)
     )
 
